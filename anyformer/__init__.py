@@ -1,0 +1,1 @@
+"""anyformer: a fixed transformer can be any transformer; its input embedding is the program."""

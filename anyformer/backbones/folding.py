@@ -1,0 +1,63 @@
+"""The folded run of a path tree: read the probes at the root, apply the operators, add the children into one.
+
+    state <- sum_b Op_b(probes) state[child b]          the live state shrinks from width(s) to width(s+1)
+
+Nothing is multiplied by a 0/1 matrix: routing is slicing, at the offsets of one integer table, the machine's only tensor.
+"""
+
+from dataclasses import dataclass, field
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from anyformer.backbones.tree import Tree
+from anyformer.operators import Context
+
+COLUMNS = ("stage", "shared", "read_at", "reads", "count", "child_at", "child_width")
+
+
+@dataclass
+class Trace:
+    """What a run did: ``patterns`` of every attention stage (batch, heads, n, n), ``reads`` by name, and the logits."""
+
+    logits: Tensor | None = None
+    patterns: list[Float[Tensor, "batch heads n n"]] = field(default_factory=list)
+    reads: dict[str, Float[Tensor, "batch n reads"]] = field(default_factory=dict)
+
+
+def routing_table(tree: Tree) -> Int[Tensor, "banks 7"]:
+    """One row a bank: stage, width of the shared columns, where its reads start, reads a branch, branches, where its
+    children start, width of a child."""
+    rows = [
+        [s, tree.stages[s].shared, bank.read_at, bank.branch.operator.reads, bank.branch.operator.count, bank.child_at, tree.widths[s + 1]]
+        for s in range(len(tree.stages))
+        for bank in tree.banks(s)
+    ]  # fmt: skip
+    return torch.tensor(rows, dtype=torch.int64).reshape(-1, len(COLUMNS))
+
+
+def fold(
+    tree: Tree, routing: Int[Tensor, "banks 7"], state: Float[Tensor, "batch n m"], ctx: Context, trace: Trace | None = None
+) -> Float[Tensor, "batch n outputs"]:
+    """Run the tree on a state of width(0); returns the leaf, which is the output."""
+    table = iter(routing.tolist())
+    for s, stage in enumerate(tree.stages):
+        total = None
+        for index, branch in enumerate(stage.branches):
+            _, shared, read_at, reads, count, child_at, width = next(table)
+            own = state[..., read_at : read_at + count * reads].unflatten(-1, (count, reads))
+            token_map = branch.operator(state[..., :shared] if shared else None, own, ctx)
+            children = state[..., child_at : child_at + count * width].unflatten(-1, (count, width))
+            total = token_map.contract(children, onto=total)
+            if trace is not None:
+                if token_map.pattern is not None:
+                    trace.patterns.append(token_map.pattern)
+                if reads:
+                    for g in range(count):
+                        trace.reads[f"{tree.stage_name(s)}: {tree.branch_name(s, index, g)}"] = own[:, :, g]
+        assert total is not None
+        state = total
+    if trace is not None:
+        trace.logits = state
+    return state

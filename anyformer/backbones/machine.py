@@ -1,0 +1,184 @@
+"""What every fixed backbone is: a recipe, a width, a meaning for each coordinate, a cost, and a forward for any program.
+
+A machine knows its targets' class and nothing else: two machines made from differently trained targets are equal.
+"""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Any, ClassVar, Self
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+
+from anyformer.backbones.folding import Trace
+from anyformer.errors import AnyformerError, OutsideClass
+from anyformer.memory import approximate
+from anyformer.network import Network, NetworkClass
+from anyformer.program import Program
+from anyformer.spec import Spec
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Sizes of a machine: ``width`` m, sequence ``length``, ``state = width * length``, ``depth`` (stages), ``heads`` of a stage,
+    ``nonzero_weights`` of its literal form, and ``bytes`` of a float32 program with one token row."""
+
+    width: int
+    length: int
+    state: int
+    depth: int
+    heads: int
+    nonzero_weights: int
+    bytes: int
+
+
+class Recipe(Spec):
+    """Base of recipes: all that a machine is made from. A frozen dataclass with at least ``network_class``."""
+
+    network_class: NetworkClass
+
+
+class Machine(nn.Module, ABC):
+    """A fixed backbone. ``machine(tokens, program)`` runs a program; swapping the program swaps the behaviour, nothing else.
+
+    A new machine defines ``name``, ``recipe_type``, :meth:`cost_of`, :meth:`write`, :meth:`run`, :meth:`literal`, and registers itself.
+    """
+
+    name: ClassVar[str]
+    recipe_type: ClassVar[type[Recipe]]
+
+    def __init__(self, recipe: Any):
+        super().__init__()
+        self.recipe = recipe
+
+    @classmethod
+    @abstractmethod
+    def recipe_for(cls, network_class: NetworkClass, **options: Any) -> Recipe:
+        """The recipe of the machine for a class; raises :class:`OutsideClass` with every reason where there is none."""
+
+    @classmethod
+    @abstractmethod
+    def width_of(cls, recipe: Any) -> int:
+        """m, from the recipe alone: nothing is built, however large it is."""
+
+    @classmethod
+    @abstractmethod
+    def cost_of(cls, recipe: Any, length: int) -> Cost:
+        """The cost at a sequence length, from the recipe alone."""
+
+    @classmethod
+    def for_class(cls, target: Any, **options: Any) -> Self:
+        """The machine for the class of ``target``: a module, a Network, a NetworkClass, or a TransformerConfig."""
+        from anyformer.targets.reading import network_class
+
+        recipe = cls.recipe_for(network_class(target), **options)
+        width = cls.width_of(recipe)
+        if width >= 2**62:
+            raise AnyformerError(f"a {cls.name} machine for this class has width {approximate(width)}, past 64-bit integers")
+        return cls(recipe)
+
+    @property
+    def network_class(self) -> NetworkClass:
+        """The class of targets."""
+        return self.recipe.network_class
+
+    @property
+    def width(self) -> int:
+        """m: the width of the stream."""
+        return self.width_of(self.recipe)
+
+    @property
+    def fingerprint(self) -> str:
+        """sha256 of the recipe."""
+        return self.recipe.digest()
+
+    def cost(self, length: int = 1) -> Cost:
+        """Sizes at a sequence length."""
+        return self.cost_of(self.recipe, length)
+
+    def __eq__(self, other: object) -> bool:
+        return type(self) is type(other) and self.recipe == other.recipe  # type: ignore[attr-defined]
+
+    def __hash__(self) -> int:
+        return hash((type(self), self.recipe))
+
+    @abstractmethod
+    def coordinate(self, i: int) -> Any:
+        """The meaning of coordinate i of the stream."""
+
+    @abstractmethod
+    def literal(self) -> nn.Module:
+        """The dense transformer of the construction, written independently: the oracle. Called with (tokens, program)."""
+
+    @abstractmethod
+    def write(self, network: Network, dtype: torch.dtype) -> Program:
+        """The program of a network of this class (checked by :meth:`admit` before)."""
+
+    @abstractmethod
+    def run(self, tokens: Tensor, program: Program, mask: Tensor | None, positions: Tensor | None, trace: Trace | None) -> Tensor:
+        """Logits for a checked program."""
+
+    def admit(self, network_class: NetworkClass) -> None:
+        """Raise :class:`OutsideClass` with every difference unless targets of this class can be programmed here."""
+        mine, theirs = self.network_class, network_class
+        reasons = []
+        if len(mine.stages) != len(theirs.stages):
+            reasons.append(f"{len(theirs.stages)} stages, the machine has {len(mine.stages)}")
+        for s, (a, b) in enumerate(zip(mine.stages, theirs.stages, strict=False)):
+            if a != b:
+                reasons += [f"stage {s + 1}: {d}" for d in _differences(a.to_json(), b.to_json())]
+        if mine.outputs != theirs.outputs:
+            reasons.append(f"{theirs.outputs} outputs, the machine has {mine.outputs}")
+        if reasons:
+            raise OutsideClass(f"the target is outside of the class of this {self.name} machine", reasons)
+
+    def forward(
+        self,
+        tokens: Int[Tensor, "batch n"],
+        program: Program,
+        *,
+        mask: Bool[Tensor, "batch n"] | None = None,
+        positions: Int[Tensor, "batch n"] | None = None,
+    ) -> Float[Tensor, "batch n out"]:
+        """Logits. ``mask`` is True at real tokens; ``positions`` default to the count of real tokens before each one."""
+        self.check(program)
+        return self.run(tokens, program, mask, positions, None)
+
+    def trace(
+        self,
+        tokens: Int[Tensor, "batch n"],
+        program: Program,
+        *,
+        mask: Bool[Tensor, "batch n"] | None = None,
+        positions: Int[Tensor, "batch n"] | None = None,
+    ) -> Trace:
+        """Run and keep the attention patterns of every stage and all reads by name."""
+        self.check(program)
+        trace = Trace()
+        trace.logits = self.run(tokens, program, mask, positions, trace)
+        return trace
+
+    def check(self, program: Program) -> None:
+        """Raise where the program is for another machine."""
+        if program.recipe != self.recipe:
+            raise AnyformerError(
+                f"this program was made for another machine (fingerprint {program.fingerprint[:8]}..., this one is "
+                f"{self.fingerprint[:8]}...); compile it again for this machine or use program.machine()"
+            )
+
+
+def _differences(a: Any, b: Any, where: str = "") -> list[str]:
+    """The smallest parts in which two JSON values differ: machine's value first."""
+    if isinstance(a, dict) and isinstance(b, dict) and a.get("type") == b.get("type"):
+        return [d for key in a for d in _differences(a[key], b[key], f"{where}.{key}" if where else key)]
+    if isinstance(a, list) and isinstance(b, list) and len(a) == len(b):
+        return [d for i, (x, y) in enumerate(zip(a, b, strict=True)) for d in _differences(x, y, f"{where}[{i}]")]
+    return [] if a == b else [f"{where} is {_short(b)}, the machine has {_short(a)}"]
+
+
+def _short(value: Any) -> str:
+    if isinstance(value, dict) and "type" in value:
+        inner = ", ".join(f"{k}={_short(v)}" for k, v in value.items() if k != "type" and not isinstance(v, (dict, list)))
+        return f"{value['type']}({inner})"
+    return f"{len(value)} items" if isinstance(value, list) else repr(value)

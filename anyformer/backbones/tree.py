@@ -1,0 +1,155 @@
+"""The path tree: which coordinate of a fixed backbone holds which read of which path.
+
+    node(s) = [ probe columns of stage s+1 ] ++ [ node(s+1) for each branch ],    node(S) = [ output columns ]
+    width(s) = probes(s+1) + branches(s+1) * width(s+1),                          width(S) = outputs
+
+(arXiv 2605.31423, Theorem 3.1, for attention only; the same recursion holds for every stage of the language.) A program
+holds, at the coordinates of path (b1..bs), the product ``E0 M_b1 .. M_bs`` times the columns that are read there.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from jaxtyping import Bool
+from torch import Tensor
+
+from anyformer.errors import AnyformerError
+from anyformer.network import BranchClass, NetworkClass, StageClass, inner_operator
+from anyformer.operators import Gate, Identity
+
+
+@dataclass(frozen=True)
+class Bank:
+    """Where one bank of branches lives inside node(s): own reads at ``read_at``, children at ``child_at`` (offsets)."""
+
+    branch: BranchClass
+    read_at: int
+    child_at: int
+
+
+@dataclass(frozen=True)
+class Coordinate:
+    """What one coordinate of the stream means: a read (``stage``, 0-based, and ``what``) or an output, on a path."""
+
+    stage: int | None
+    what: str
+    path: tuple[str, ...]
+
+    def __str__(self) -> str:
+        path = f"path ({', '.join(self.path)})" if self.path else "the root path"
+        return f"{self.what} of {path}"
+
+
+@dataclass(frozen=True)
+class Tree:
+    """The layout for a list of stages and a leaf width. Sizes are Python integers and may be astronomically large."""
+
+    stages: tuple[StageClass, ...]
+    outputs: int
+
+    @classmethod
+    def of(cls, network: NetworkClass) -> "Tree":
+        return cls(network.stages, network.outputs)
+
+    @cached_property
+    def widths(self) -> tuple[int, ...]:
+        """width(0), ..., width(S)."""
+        widths = [self.outputs]
+        for stage in reversed(self.stages):
+            widths.append(stage.probes + stage.count * widths[-1])
+        return tuple(reversed(widths))
+
+    @property
+    def width(self) -> int:
+        """m = width(0)."""
+        return self.widths[0]
+
+    def banks(self, s: int) -> list[Bank]:
+        """The banks of stage s (0-based) with their offsets in node(s)."""
+        stage = self.stages[s]
+        read_at, child_at, banks = stage.shared, stage.probes, []
+        for branch in stage.branches:
+            banks.append(Bank(branch, read_at, child_at))
+            read_at += branch.operator.count * branch.operator.reads
+            child_at += branch.operator.count * self.widths[s + 1]
+        return banks
+
+    def stage_name(self, s: int) -> str:
+        """``layer 2 attention``, ``layer 2 MLP``, ``norm after layer 2``."""
+        layer = sum(stage.attention is not None for stage in self.stages[: s + 1])
+        if self.stages[s].attention is not None:
+            return f"layer {layer} attention"
+        operators = [inner_operator(b.operator) for b in self.stages[s].branches]
+        if any(isinstance(op, Gate) for op in operators):
+            return f"layer {layer} MLP"
+        return f"{operators[-1].noun} stage {s + 1} (after layer {layer})"
+
+    def branch_name(self, s: int, bank: int, g: int) -> str:
+        """``head 1``, ``unit 7``, ``residual``, ``constant``."""
+        branch = self.stages[s].branches[bank]
+        if isinstance(branch.operator, Identity):
+            return "residual" if branch.map == "identity" else "constant"
+        suffix = " bias" if branch.map == "constant" and self._twin(s, bank) else ""
+        return f"{branch.operator.noun} {g + 1}{suffix}" if branch.operator.count > 1 else f"{branch.operator.noun}{suffix}"
+
+    def _twin(self, s: int, bank: int) -> bool:
+        here = inner_operator(self.stages[s].branches[bank].operator)
+        return any(inner_operator(b.operator) == here for b in self.stages[s].branches[:bank])
+
+    def coordinate(self, i: int) -> Coordinate:
+        """The meaning of coordinate i, 0 <= i < width."""
+        if not 0 <= i < self.width:
+            raise AnyformerError(f"coordinate must lie in 0..{self.width - 1}, got {i}")
+        path: tuple[str, ...] = ()
+        for s, stage in enumerate(self.stages):
+            if i < stage.probes:
+                return Coordinate(s, f"{self.read_name(s, i)}, {self.stage_name(s)},", path)
+            for index, bank in enumerate(self.banks(s)):
+                g, rest = divmod(i - bank.child_at, self.widths[s + 1])
+                if i - bank.child_at >= 0 and g < bank.branch.operator.count:
+                    path, i = (*path, self.branch_name(s, index, g)), rest
+                    break
+        return Coordinate(None, f"output {i + 1}", path)
+
+    def read_name(self, s: int, i: int) -> str:
+        """What probe column i of stage s is: ``query 3 of head 2``, ``feature 5 (norm)``."""
+        if i < self.stages[s].shared:
+            return f"feature {i + 1} (norm)"
+        for index, bank in enumerate(self.banks(s)):
+            op = bank.branch.operator
+            g, column = divmod(i - bank.read_at, max(op.reads, 1))
+            if op.reads and i >= bank.read_at and g < op.count:
+                return f"{op.read_name(column)} of {self.branch_name(s, index, g)}"
+        raise AnyformerError(f"stage {s + 1} has {self.stages[s].probes} probe columns, there is no column {i}")
+
+    def blocks(self) -> Iterator[tuple[str, tuple[str, ...], int, int]]:
+        """All blocks in order: (stage name or "output", path, first coordinate, number of coordinates)."""
+
+        def walk(s: int, at: int, path: tuple[str, ...]) -> Iterator[tuple[str, tuple[str, ...], int, int]]:
+            if s == len(self.stages):
+                yield "output", path, at, self.outputs
+                return
+            yield self.stage_name(s), path, at, self.stages[s].probes
+            for index, bank in enumerate(self.banks(s)):
+                for g in range(bank.branch.operator.count):
+                    child = at + bank.child_at + g * self.widths[s + 1]
+                    yield from walk(s + 1, child, (*path, self.branch_name(s, index, g)))
+
+        return walk(0, 0, ())
+
+    def constant_columns(self) -> Bool[Tensor, "m"]:
+        """True at coordinates that are the same number for every token: below a constant map, and bias columns."""
+        flags = torch.zeros(self.outputs, dtype=torch.bool)
+        for s in reversed(range(len(self.stages))):
+            parts = [torch.zeros(self.stages[s].shared, dtype=torch.bool)]
+            for branch in self.stages[s].branches:
+                own = torch.zeros(branch.operator.count, branch.operator.reads, dtype=torch.bool)
+                own[:, list(branch.operator.constant_reads)] = True
+                parts.append(own.flatten())
+            for branch in self.stages[s].branches:
+                child = torch.ones_like(flags) if branch.map == "constant" else flags
+                parts.append(child.repeat(branch.operator.count))
+            flags = torch.cat(parts)
+        return flags

@@ -1,0 +1,41 @@
+"""Compile a target into the input embedding of a fixed machine: the program."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from anyformer.backbones.machine import Machine
+from anyformer.errors import OutsideClass
+from anyformer.network import Network
+from anyformer.program import Program
+from anyformer.targets.reading import read
+
+
+def compile(target: nn.Module | Network, machine: Machine, *, dtype: torch.dtype | None = None) -> Program:
+    """The program that makes ``machine`` compute ``target``.
+
+    Path trees: ``E = E0 T_0`` with the path products accumulated in float64 (:mod:`anyformer.unrolling`); random backbones: the
+    minimum-norm solution of ``E R_all = E0 T_0``. A differentiable function of the target's tensors; saving detaches. ``dtype`` of the
+    program defaults to the target's.
+
+    Raises :class:`OutsideClass` with all reasons where the target cannot be read exactly or is not of the machine's class.
+    """
+    network = read(target)
+    machine.admit(network.network_class)
+    bad = [f"tensor {i} of shape {tuple(t.shape)}" for i, t in enumerate(network.tensors()) if not bool(torch.isfinite(t).all())]
+    if bad:
+        raise OutsideClass("the target holds NaN or infinite numbers", bad)
+    program = machine.write(network, dtype or network.embedding.dtype)
+    with torch.no_grad():
+        if not all(bool(torch.isfinite(t).all()) for t in _columns(program)):
+            raise OutsideClass(
+                "the program overflows", [f"path products exceed the range of {program.dtype}; give dtype=torch.float64"]
+            )
+    about: dict[str, Any] = {"made_by": "compile", "target": type(network.source or network).__name__}
+    program.provenance.update(about)
+    return program
+
+
+def _columns(program: Program) -> list[Tensor]:
+    return [t for t in (program.tokens, program.positions, program.constants) if t is not None]

@@ -1,0 +1,163 @@
+"""Maps of features, ``X -> X M_g`` for a bank of g = 1..count matrices: dense, low rank, identity, or read from the constant.
+
+Each map is applied in two halves around an operator, ``op(enter(X))`` then ``leave``, so that a low-rank map mixes tokens
+at its rank; ``pull`` multiplies a matrix of later reads from the left, which is all that compilation needs. ``to_dense`` is
+the oracle of all of them. The *constant feature*, where there is one, is the last feature and is 1 at every token.
+"""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+MapKind = Literal["identity", "constant", "general"]
+
+
+class LinearMap(ABC):
+    """A bank of ``count`` matrices (D, D')."""
+
+    kind: MapKind = "general"
+    """What a class knows of the map: the identity (plus a bias), a read of the constant feature alone, or anything."""
+
+    @property
+    @abstractmethod
+    def count(self) -> int:
+        """Number of matrices in the bank."""
+
+    @abstractmethod
+    def enter(self, x: Float[Tensor, "batch n D"]) -> Float[Tensor, "batch n count r"]:
+        """The first half, before the operator mixes tokens."""
+
+    @abstractmethod
+    def leave(self, mixed: Float[Tensor, "batch n count r"]) -> Float[Tensor, "batch n out"]:
+        """The second half, summed over the bank."""
+
+    @abstractmethod
+    def pull(self, reads: Float[Tensor, "out w"]) -> Float[Tensor, "count D w"]:
+        """``M_g @ reads`` for every g."""
+
+    @abstractmethod
+    def to_dense(self) -> Float[Tensor, "count D out"]:
+        """The matrices themselves."""
+
+    @abstractmethod
+    def tensors(self) -> tuple[Tensor, ...]:
+        """The tensors that hold the numbers."""
+
+
+@dataclass(frozen=True, eq=False)
+class DenseMap(LinearMap):
+    """``matrices`` (count, D, D')."""
+
+    matrices: Float[Tensor, "count D out"]
+
+    @property
+    def count(self) -> int:
+        return self.matrices.shape[0]
+
+    def enter(self, x: Tensor) -> Tensor:
+        return torch.einsum("bnd,gde->bnge", x, self.matrices)
+
+    def leave(self, mixed: Tensor) -> Tensor:
+        return mixed.sum(2)
+
+    def pull(self, reads: Tensor) -> Tensor:
+        return self.matrices.to(reads.dtype) @ reads
+
+    def to_dense(self) -> Tensor:
+        return self.matrices
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        return (self.matrices,)
+
+
+@dataclass(frozen=True, eq=False)
+class LowRankMap(LinearMap):
+    """``left`` (count, D, r) times ``right`` (count, r, D'): a head's W_V W_O, a gated unit's up down^T."""
+
+    left: Float[Tensor, "count D r"]
+    right: Float[Tensor, "count r out"]
+
+    @property
+    def count(self) -> int:
+        return self.left.shape[0]
+
+    def enter(self, x: Tensor) -> Tensor:
+        return torch.einsum("bnd,gdr->bngr", x, self.left)
+
+    def leave(self, mixed: Tensor) -> Tensor:
+        return torch.einsum("bngr,gre->bne", mixed, self.right)
+
+    def pull(self, reads: Tensor) -> Tensor:
+        return self.left.to(reads.dtype) @ (self.right.to(reads.dtype) @ reads)
+
+    def to_dense(self) -> Tensor:
+        return self.left @ self.right
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        return (self.left, self.right)
+
+
+@dataclass(frozen=True, eq=False)
+class IdentityMap(LinearMap):
+    """The identity on ``features``, plus ``shift`` (D,) times the constant feature where a bias moves in here."""
+
+    features: int
+    shift: Float[Tensor, "D"] | None = None
+    kind = "identity"
+    count = 1  # type: ignore[assignment]
+
+    def enter(self, x: Tensor) -> Tensor:
+        return (x if self.shift is None else x + x[..., -1:] * self.shift)[:, :, None]
+
+    def leave(self, mixed: Tensor) -> Tensor:
+        return mixed[:, :, 0]
+
+    def pull(self, reads: Tensor) -> Tensor:
+        if self.shift is None:
+            return reads[None]
+        last = reads[-1:] + self.shift.to(reads.dtype)[None] @ reads
+        return torch.cat((reads[:-1], last))[None]
+
+    def to_dense(self) -> Tensor:
+        like = torch.empty(0) if self.shift is None else self.shift
+        matrix = torch.eye(self.features, dtype=like.dtype, device=like.device)
+        if self.shift is not None:
+            matrix = torch.cat((matrix[:-1], matrix[-1:] + self.shift))
+        return matrix[None]
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        return () if self.shift is None else (self.shift,)
+
+
+@dataclass(frozen=True, eq=False)
+class ConstantMap(LinearMap):
+    """``e_const row_g^T``: the value is the constant feature; ``rows`` (count, D')."""
+
+    features: int
+    rows: Float[Tensor, "count out"]
+    kind = "constant"
+
+    @property
+    def count(self) -> int:
+        return self.rows.shape[0]
+
+    def enter(self, x: Tensor) -> Tensor:
+        return x[..., None, -1:].expand(*x.shape[:-1], self.count, 1)
+
+    def leave(self, mixed: Tensor) -> Tensor:
+        return mixed[..., 0] @ self.rows
+
+    def pull(self, reads: Tensor) -> Tensor:
+        last = self.rows.to(reads.dtype) @ reads
+        return torch.cat((last.new_zeros(self.count, self.features - 1, reads.shape[1]), last[:, None]), dim=1)
+
+    def to_dense(self) -> Tensor:
+        zeros = self.rows.new_zeros(self.count, self.features - 1, self.rows.shape[1])
+        return torch.cat((zeros, self.rows[:, None]), dim=1)
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        return (self.rows,)

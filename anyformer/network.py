@@ -1,0 +1,299 @@
+"""The common language: a transformer is a list of stages, a stage is a sum of branches.
+
+    X  <-  sum_b  Op_b(X P_b) X M_b        X: (n, D),  P_b: (D, reads) probes,  M_b: (D, D') map,  Op_b: acts on tokens
+
+Targets are read into this form, fixed backbones are written from it, and :meth:`Network.run` evaluates it stage by stage: the
+reference of everything else. ``NetworkClass`` is the same list without tensors: operators and sizes, which is all that a
+fixed backbone may know of its targets.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from anyformer.errors import AnyformerError, OutsideClass, require_choice, require_size
+from anyformer.maps import LinearMap
+from anyformer.operators import Attention, Context, Gate, Normed, Operator, TokenMap
+from anyformer.spec import Spec
+
+
+@dataclass(frozen=True)
+class BranchClass(Spec):
+    """A bank of branches without its tensors: the operator, and what kind of map ("identity", "constant", "general")."""
+
+    operator: Operator
+    map: str = "general"
+
+    def __post_init__(self) -> None:
+        require_choice("BranchClass", "map", self.map, ("identity", "constant", "general"))
+        if not isinstance(self.operator, Operator):
+            raise AnyformerError(f"BranchClass: operator must be an Operator, got {type(self.operator).__name__}")
+
+
+@dataclass(frozen=True)
+class StageClass(Spec):
+    """A stage without its tensors: its banks of branches, and the width of the columns that they share (a norm's)."""
+
+    branches: tuple[BranchClass, ...]
+
+    def __post_init__(self) -> None:
+        if not self.branches:
+            raise AnyformerError("StageClass: a stage needs at least one branch")
+        if len({b.operator.shared for b in self.branches if b.operator.shared}) > 1:
+            raise AnyformerError("StageClass: branches of one stage must share the same norm columns")
+
+    @property
+    def shared(self) -> int:
+        """Number of probe columns that branches share."""
+        return max(b.operator.shared for b in self.branches)
+
+    @property
+    def probes(self) -> int:
+        """Number of all probe columns."""
+        return self.shared + sum(b.operator.count * b.operator.reads for b in self.branches)
+
+    @property
+    def count(self) -> int:
+        """Number of branches, over all banks."""
+        return sum(b.operator.count for b in self.branches)
+
+    @property
+    def attention(self) -> Attention | None:
+        """The stage's (first) attention bank, bare or behind a norm."""
+        banks = [inner_operator(b.operator) for b in self.branches]
+        return next((op for op in banks if isinstance(op, Attention)), None)
+
+
+@dataclass(frozen=True)
+class NetworkClass(Spec):
+    """Operators and sizes, no tensors: what every machine is built from.
+
+    ``outputs`` is the width of a leaf (vocabulary if there is a read-out, else features), ``features`` D, ``max_positions`` the
+    length of a position table or None. A machine that does not depend on features or vocabulary holds None there.
+    """
+
+    stages: tuple[StageClass, ...]
+    outputs: int
+    features: int | None = None
+    vocab: int | None = None
+    max_positions: int | None = None
+
+    def __post_init__(self) -> None:
+        require_size("NetworkClass", "outputs", self.outputs)
+        for name in ("features", "vocab", "max_positions"):
+            if getattr(self, name) is not None:
+                require_size("NetworkClass", name, getattr(self, name))
+        if not all(isinstance(s, StageClass) for s in self.stages):
+            raise AnyformerError("NetworkClass: stages must be a tuple of StageClass")
+
+    @property
+    def layers(self) -> int:
+        """Number of attention stages."""
+        return sum(s.attention is not None for s in self.stages)
+
+    @property
+    def heads(self) -> int:
+        """Largest number of heads of any stage."""
+        return max((s.attention.heads for s in self.stages if s.attention), default=0)
+
+
+def inner_operator(operator: Operator) -> Operator:
+    """The operator itself, or what stands behind its norm."""
+    return operator.inner if isinstance(operator, Normed) else operator
+
+
+@dataclass(frozen=True, eq=False)
+class Branch:
+    """A bank of branches: an operator, its own probe columns (D, count * reads; branch by branch), and a bank of maps."""
+
+    operator: Operator
+    probes: Float[Tensor, "D reads"] | None
+    map: LinearMap
+
+
+@dataclass(frozen=True, eq=False)
+class Stage:
+    """A sum of branches; ``shared`` (D, shared) are the probe columns that they read in common."""
+
+    branches: tuple[Branch, ...]
+    shared: Float[Tensor, "D shared"] | None = None
+
+    def network_class(self) -> StageClass:
+        """This stage without its tensors."""
+        return StageClass(tuple(BranchClass(b.operator, b.map.kind) for b in self.branches))
+
+    def probes(self) -> list[Tensor]:
+        """All probe columns in the order of the layout: shared first, then each bank's own."""
+        own = [b.probes for b in self.branches if b.probes is not None]
+        return own if self.shared is None else [self.shared, *own]
+
+
+@dataclass(frozen=True, eq=False)
+class Network:
+    """A list of stages between an embedding (vocab, D), optionally positions (n_max, D), and a read-out (D, outputs) or None.
+
+    With ``constant`` the last feature is 1 for every token (and 0 in the positions). ``source`` is the module or folder that
+    the network was read from: verification runs *it*, never this reading.
+    """
+
+    embedding: Float[Tensor, "vocab D"]
+    stages: tuple[Stage, ...]
+    readout: Float[Tensor, "D_out outputs"] | None = None
+    positions: Float[Tensor, "n_max D"] | None = None
+    constant: bool = False
+    source: Any = None
+    token_names: tuple[str, ...] | None = None
+
+    def __post_init__(self) -> None:
+        problems = list(_shape_problems(self))
+        if problems:
+            raise OutsideClass("this network is not well formed", problems)
+
+    @property
+    def network_class(self) -> NetworkClass:
+        """The class of the network: everything but its tensors."""
+        return NetworkClass(
+            stages=tuple(s.network_class() for s in self.stages),
+            outputs=self.final_readout().shape[1],
+            features=self.embedding.shape[1] - self.constant,
+            vocab=self.embedding.shape[0],
+            max_positions=None if self.positions is None else self.positions.shape[0],
+        )
+
+    def final_readout(self) -> Float[Tensor, "D_out outputs"]:
+        """The read-out, or the identity on the features where there is none (the constant feature is no output)."""
+        if self.readout is not None:
+            return self.readout
+        width = self.stages[-1].branches[0].map.to_dense().shape[2] if self.stages else self.embedding.shape[1]
+        identity = torch.eye(width, dtype=self.embedding.dtype, device=self.embedding.device)
+        return identity[:, :-1] if self.constant else identity
+
+    def to(self, dtype: torch.dtype) -> "Network":
+        """The same network with tensors of another dtype."""
+
+        def cast(value: Any) -> Any:
+            return value.to(dtype) if isinstance(value, Tensor) else value
+
+        def cast_map(m: LinearMap) -> LinearMap:
+            return replace(m, **{k: cast(v) for k, v in vars(m).items()})  # type: ignore[type-var]
+
+        def cast_branch(b: Branch) -> Branch:
+            return Branch(b.operator, cast(b.probes), cast_map(b.map))
+
+        stages = tuple(Stage(tuple(map(cast_branch, s.branches)), cast(s.shared)) for s in self.stages)
+        return replace(
+            self, embedding=cast(self.embedding), stages=stages, readout=cast(self.readout), positions=cast(self.positions)
+        )
+
+    def run(
+        self,
+        tokens: Int[Tensor, "batch n"],
+        *,
+        mask: Bool[Tensor, "batch n"] | None = None,
+        positions: Int[Tensor, "batch n"] | None = None,
+        patterns: list[Tensor] | None = None,
+    ) -> Float[Tensor, "batch n outputs"]:
+        """Evaluate stage by stage. ``patterns``, a list, receives each attention bank's (batch, heads, n, n)."""
+        check_tokens(tokens, self.embedding.shape[0])
+        ctx = Context.of(tokens, mask, positions)
+        x = F.embedding(tokens, self.embedding)
+        if self.positions is not None:
+            check_positions(ctx.positions, self.positions.shape[0])
+            x = x + F.embedding(ctx.positions, self.positions)
+        for stage in self.stages:
+            shared = None if stage.shared is None else x @ stage.shared
+            total = None
+            for branch in stage.branches:
+                token_map = apply_operator(branch.operator, shared, x, branch.probes, ctx)
+                if patterns is not None and token_map.pattern is not None:
+                    patterns.append(token_map.pattern)
+                part = branch.map.leave(token_map.apply(branch.map.enter(x)))
+                total = part if total is None else total + part
+            assert total is not None
+            x = total
+        return x @ self.final_readout()
+
+    def tensors(self) -> Sequence[Tensor]:
+        """All tensors of the network."""
+        own = [self.embedding, self.positions, self.readout]
+        for stage in self.stages:
+            own += [stage.shared, *(b.probes for b in stage.branches), *(t for b in stage.branches for t in b.map.tensors())]
+        return [t for t in own if t is not None]
+
+
+def apply_operator(op: Operator, shared: Tensor | None, x: Tensor, probes: Tensor | None, ctx: Context) -> TokenMap:
+    """Read the probes from a stream and form the operator's maps on tokens."""
+    own = x.new_zeros(*x.shape[:-1], 0) if probes is None else x @ probes
+    return op(shared, own.reshape(*x.shape[:-1], op.count, op.reads), ctx)
+
+
+def check_tokens(tokens: Any, vocab: int) -> None:
+    """Raise unless ``tokens`` is an integer tensor (batch, n), n >= 1, with ids in 0..vocab-1."""
+    if not isinstance(tokens, Tensor) or tokens.ndim != 2 or tokens.is_floating_point() or tokens.dtype == torch.bool:
+        got = f"{tokens.dtype} of shape {tuple(tokens.shape)}" if isinstance(tokens, Tensor) else type(tokens).__name__
+        raise AnyformerError(f"tokens must be an integer tensor of shape (batch, n), got {got}")
+    if tokens.numel() == 0:
+        raise AnyformerError(f"tokens are empty, shape {tuple(tokens.shape)}; at least one sequence of one token is needed")
+    low, high = int(tokens.min()), int(tokens.max())
+    if low < 0 or high >= vocab:
+        raise AnyformerError(f"token ids must lie in 0..{vocab - 1}, got {low if low < 0 else high}")
+
+
+def check_positions(positions: Tensor, max_positions: int) -> None:
+    """Raise where a position has no row in the position table."""
+    if int(positions.max()) >= max_positions:
+        raise AnyformerError(f"position {int(positions.max())} has no row: the position table holds 0..{max_positions - 1}")
+
+
+def _shape_problems(network: Network):
+    """Everything that does not fit together, one line each."""
+    width = network.embedding.shape[1]
+    if network.positions is not None and network.positions.shape[1] != width:
+        yield f"positions have {network.positions.shape[1]} features, the embedding {width}"
+    for s, stage in enumerate(network.stages):
+        shapes = set()
+        wanted = max(b.operator.shared for b in stage.branches)
+        got = 0 if stage.shared is None else stage.shared.shape[1]
+        if got != wanted or (stage.shared is not None and stage.shared.shape[0] != width):
+            yield f"stage {s + 1}: shared probes must have shape ({width}, {wanted})"
+        for b, branch in enumerate(stage.branches):
+            where, op = f"stage {s + 1}, bank {b + 1}", branch.operator
+            got = (width, 0) if branch.probes is None else tuple(branch.probes.shape)
+            if got != (width, op.count * op.reads):
+                yield f"{where}: probes have shape {got}, {type(op).__name__} needs ({width}, {op.count} x {op.reads})"
+            elif branch.probes is not None and op.constant_reads and not branch.probes.is_meta:
+                columns = branch.probes.detach().reshape(width, op.count, op.reads)[:, :, list(op.constant_reads)]
+                if bool(columns[:-1].ne(0).any()):
+                    yield f"{where}: bias probes may read the constant (last) feature only"
+            if branch.map.count != op.count:
+                yield f"{where}: {branch.map.count} maps for {op.count} branches"
+            if branch.map.kind != "general" and branch.map.features != width:  # type: ignore[attr-defined]
+                yield f"{where}: the map is made for {branch.map.features} features, the stream has {width}"  # type: ignore[attr-defined]
+            if branch.map.kind == "constant" and not network.constant:
+                yield f"{where}: a constant map needs constant=True"
+            shapes.add(tuple(_map_shape(branch.map, width)))
+        if len(shapes) > 1 or next(iter(shapes))[0] != width:
+            yield f"stage {s + 1}: maps have shapes {sorted(shapes)}; all need ({width}, D') for one D'"
+        width = next(iter(shapes))[1]
+    if network.readout is not None and network.readout.shape[0] != width:
+        yield f"the read-out has {network.readout.shape[0]} rows, the last stream {width} features"
+
+
+def _map_shape(m: LinearMap, width: int) -> tuple[int, int]:
+    if m.kind == "identity":
+        return m.features, m.features  # type: ignore[attr-defined]
+    if m.kind == "constant":
+        return m.features, m.rows.shape[1]  # type: ignore[attr-defined]
+    first, last = m.tensors()[0], m.tensors()[-1]
+    return first.shape[1], last.shape[-1]
+
+
+__all__ = [
+    "Branch", "BranchClass", "Gate", "Network", "NetworkClass", "Stage", "StageClass",
+    "apply_operator", "check_positions", "check_tokens", "inner_operator",
+]  # fmt: skip

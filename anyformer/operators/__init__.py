@@ -1,0 +1,35 @@
+"""Operators: attention kinds, gates, norms, fixed mixings. One file a family, formulas in a dozen primitives."""
+
+from anyformer.operators.attention import ALiBi as ALiBi
+from anyformer.operators.attention import Attention as Attention
+from anyformer.operators.attention import PositionBias as PositionBias
+from anyformer.operators.attention import RelativeBias as RelativeBias
+from anyformer.operators.attention import Rotary as Rotary
+from anyformer.operators.functions import FUNCTIONS as FUNCTIONS
+from anyformer.operators.functions import register_function as register_function
+from anyformer.operators.gates import Gate as Gate
+from anyformer.operators.gates import Identity as Identity
+from anyformer.operators.kernels import RBF as RBF
+from anyformer.operators.kernels import AverageHard as AverageHard
+from anyformer.operators.kernels import FeatureMap as FeatureMap
+from anyformer.operators.kernels import Kernel as Kernel
+from anyformer.operators.kernels import Performer as Performer
+from anyformer.operators.kernels import Softmax as Softmax
+from anyformer.operators.masks import Bidirectional as Bidirectional
+from anyformer.operators.masks import Causal as Causal
+from anyformer.operators.masks import Mask as Mask
+from anyformer.operators.masks import Strided as Strided
+from anyformer.operators.masks import Window as Window
+from anyformer.operators.mixing import Convolution as Convolution
+from anyformer.operators.mixing import CyclicShift as CyclicShift
+from anyformer.operators.mixing import FixedMatrix as FixedMatrix
+from anyformer.operators.mixing import Fourier as Fourier
+from anyformer.operators.norms import LayerNorm as LayerNorm
+from anyformer.operators.norms import Norm as Norm
+from anyformer.operators.norms import Normed as Normed
+from anyformer.operators.norms import RMSNorm as RMSNorm
+from anyformer.operators.operator import Context as Context
+from anyformer.operators.operator import Mixing as Mixing
+from anyformer.operators.operator import Operator as Operator
+from anyformer.operators.operator import Scaling as Scaling
+from anyformer.operators.operator import TokenMap as TokenMap

@@ -1,0 +1,150 @@
+"""Attention: ``A = kernel(scale * q k^T + bias)`` under a mask rule, with RoPE and an inner norm of q and k where asked for."""
+
+import math
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
+from typing import Any
+
+from anyformer.errors import AnyformerError, require_size
+from anyformer.operators import primitives as P
+from anyformer.operators.kernels import AverageHard, Kernel, Softmax
+from anyformer.operators.masks import Bidirectional, Mask
+from anyformer.operators.operator import Context, Mixing, Operator
+from anyformer.spec import Spec
+
+
+class PositionBias(Spec, ABC):
+    """A fixed additive bias of the scores: a function of query and key position, per head."""
+
+    @abstractmethod
+    def __call__(self, like: Any, query: Any, key: Any) -> Any:
+        """Bias (batch, heads or 1, n, n) for integer positions ``query`` (batch, 1, n, 1) and ``key`` (batch, 1, 1, n)."""
+
+
+@dataclass(frozen=True)
+class ALiBi(PositionBias):
+    """``-slope_h |i - j|`` (Press et al. 2022)."""
+
+    slopes: tuple[float, ...]
+
+    def __call__(self, like: Any, query: Any, key: Any) -> Any:
+        distance = P.constant(like, abs(query - key))
+        return P.constant(like, self.slopes).reshape(1, -1, 1, 1) * (0.0 - distance)
+
+
+@dataclass(frozen=True)
+class RelativeBias(PositionBias):
+    """``table[h][clip(i - j, -radius, radius) + radius]``: a fixed relative bias, one row of 2 radius + 1 numbers a head."""
+
+    table: tuple[tuple[float, ...], ...]
+
+    def __post_init__(self) -> None:
+        widths = {len(row) for row in self.table}
+        if len(widths) != 1 or widths.pop() % 2 != 1:
+            raise AnyformerError("RelativeBias: every head needs a row of the same odd length 2 radius + 1")
+
+    def __call__(self, like: Any, query: Any, key: Any) -> Any:
+        radius = len(self.table[0]) // 2
+        index = (query - key).clip(-radius, radius) + radius
+        table = P.constant(like, self.table)
+        return table[:, index[:, 0]].swapaxes(0, 1)
+
+
+@dataclass(frozen=True)
+class Rotary(Spec):
+    """RoPE: the pair (i, i + r) of the first 2r columns turns by ``position * frequencies[i]`` (r = number of frequencies)."""
+
+    frequencies: tuple[float, ...]
+
+    @classmethod
+    def of_base(cls, head_dim: int, base: float = 10000.0) -> "Rotary":
+        """The usual frequencies ``base^(-2i/d)``."""
+        return cls(tuple(base ** (-2 * i / head_dim) for i in range(head_dim // 2)))
+
+    def __call__(self, x: Any, positions: Any) -> Any:
+        r = len(self.frequencies)
+        cos, sin = (t[:, None] for t in P.cos_sin(x, positions, self.frequencies))
+        a, b = x[..., :r], x[..., r : 2 * r]
+        turned = P.join(a * cos - b * sin, b * cos + a * sin)
+        return turned if x.shape[-1] == 2 * r else P.join(turned, x[..., 2 * r :])
+
+
+@dataclass(frozen=True)
+class Attention(Operator):
+    """A bank of attention heads. Each reads ``[query (d), key (d)]``; with ``qk_norm`` (an epsilon, as in Qwen3)
+    ``[query, key, plain query, plain key]``: the first two carry the norm's weight, the last two give its scale
+
+        q = query / sqrt(mean(plain_query^2) + qk_norm).
+
+    ``scale`` defaults to 1/sqrt(d). Grouped queries are heads whose key columns are equal: a matter of the target, not of
+    the class.
+    """
+
+    heads: int
+    head_dim: int
+    mask: Mask = field(default_factory=Bidirectional)
+    kernel: Kernel = field(default_factory=Softmax)
+    scale: float | None = None
+    bias: PositionBias | None = None
+    rotary: Rotary | None = None
+    qk_norm: float | None = None
+    sink: bool = False
+    noun = "head"
+
+    def __post_init__(self) -> None:
+        require_size("Attention", "heads", self.heads)
+        require_size("Attention", "head_dim", self.head_dim)
+        if self.bias is not None and not self.kernel.additive_bias:
+            raise AnyformerError(f"Attention: a {type(self.kernel).__name__} kernel has no scores that a bias could be added to")
+        if self.sink and not self.kernel.additive_bias:
+            raise AnyformerError(f"Attention: a sink needs a kernel with scores, not {type(self.kernel).__name__}")
+        if self.rotary is not None and 2 * len(self.rotary.frequencies) > self.head_dim:
+            raise AnyformerError(f"Attention: {len(self.rotary.frequencies)} rotary pairs do not fit head_dim {self.head_dim}")
+        for name, rows in (("slopes", getattr(self.bias, "slopes", None)), ("rows", getattr(self.bias, "table", None))):
+            if rows is not None and len(rows) not in (1, self.heads):
+                raise AnyformerError(f"Attention: {self.heads} heads need {self.heads} bias {name}, got {len(rows)}")
+
+    @property
+    def count(self) -> int:
+        return self.heads
+
+    @property
+    def reads(self) -> int:
+        return 2 * self.head_dim if self.qk_norm is None else 4 * self.head_dim
+
+    @property
+    def stochastic(self) -> bool:
+        return not self.sink and getattr(self.kernel, "normalised", True)
+
+    @property
+    def hard(self) -> bool:
+        """Whether the pattern is a discontinuous function of the scores."""
+        return isinstance(self.kernel, AverageHard)
+
+    def read_name(self, i: int) -> str:
+        part, column = divmod(i, self.head_dim)
+        return f"{('query', 'key', 'plain query', 'plain key')[part]} {column + 1}"
+
+    def scores_input(self, own: Any, ctx: Context) -> tuple[Any, Any, Any, Any]:
+        """Queries (scaled), keys (batch, heads, n, d), bias and the Boolean mask, as the kernel takes them."""
+        d = self.head_dim
+        own = own.swapaxes(1, 2)
+        q, k = own[..., :d], own[..., d : 2 * d]
+        if self.qk_norm is not None:
+            q, k = (
+                x / P.sqrt(P.row_sum(plain * plain) / d + self.qk_norm)
+                for x, plain in ((q, own[..., 2 * d : 3 * d]), (k, own[..., 3 * d :]))
+            )
+        if self.rotary is not None:
+            q, k = self.rotary(q, ctx.positions), self.rotary(k, ctx.positions)
+        scale = 1 / math.sqrt(d) if self.scale is None else self.scale
+        query, key = ctx.positions[:, None, :, None], ctx.positions[:, None, None, :]
+        allowed = self.mask.allows(query, key)
+        if ctx.mask is not None:
+            allowed = allowed & ctx.mask[:, None, None, :]
+        bias = None if self.bias is None else self.bias(q, query, key)
+        return q * scale, k, bias, allowed
+
+    def __call__(self, shared: Any, own: Any, ctx: Context) -> Mixing:
+        pattern = self.kernel(*self.scores_input(own, ctx), self.sink)
+        return Mixing(pattern, pattern)

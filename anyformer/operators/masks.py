@@ -1,0 +1,62 @@
+"""Mask rules: which keys a query may see, as a function of positions. They belong to the class and compare by value."""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Any
+
+from anyformer.errors import require_size
+from anyformer.spec import Spec
+
+
+class Mask(Spec, ABC):
+    """Base of all mask rules."""
+
+    @abstractmethod
+    def allows(self, query: Any, key: Any) -> Any:
+        """Boolean array: may the query at position ``query`` see the key at position ``key`` (broadcasting integers)?"""
+
+
+@dataclass(frozen=True)
+class Bidirectional(Mask):
+    """Every key is allowed."""
+
+    def allows(self, query: Any, key: Any) -> Any:
+        return (query == query) & (key == key)
+
+
+@dataclass(frozen=True)
+class Causal(Mask):
+    """Keys at or before the query."""
+
+    def allows(self, query: Any, key: Any) -> Any:
+        return key <= query
+
+
+@dataclass(frozen=True)
+class Window(Mask):
+    """Sparse: keys from ``before`` positions before the query to ``after`` positions after it (sliding window)."""
+
+    before: int
+    after: int = 0
+
+    def __post_init__(self) -> None:
+        require_size("Window", "before", self.before, 0)
+        require_size("Window", "after", self.after, 0)
+
+    def allows(self, query: Any, key: Any) -> Any:
+        return (query - key <= self.before) & (key - query <= self.after)
+
+
+@dataclass(frozen=True)
+class Strided(Mask):
+    """Sparse: keys at or before the query whose distance is a multiple of ``stride``, and the ``local`` nearest ones."""
+
+    stride: int
+    local: int = 1
+
+    def __post_init__(self) -> None:
+        require_size("Strided", "stride", self.stride)
+        require_size("Strided", "local", self.local)
+
+    def allows(self, query: Any, key: Any) -> Any:
+        return (key <= query) & (((query - key) % self.stride == 0) | (query - key < self.local))

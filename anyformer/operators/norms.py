@@ -1,0 +1,124 @@
+"""Norms over probe coordinates, as operators: ``diag(r)`` with ``r = 1 / sqrt(mean(p^2) + eps)``, p the D columns probed.
+
+A *standard* LayerNorm over all m coordinates of a fixed backbone cannot be simulated (arXiv 2605.31423, section on
+limits): at X = 0 it could not produce a target's bias. A norm over the D probe coordinates lifts that limit.
+"""
+
+from abc import abstractmethod
+from dataclasses import dataclass
+from typing import Any
+
+from anyformer.errors import AnyformerError, require_size
+from anyformer.operators import primitives as P
+from anyformer.operators.operator import Context, Mixing, Operator, Scaling, TokenMap
+
+
+class Norm(Operator):
+    """Base of the norms: one branch that reads ``dim`` columns."""
+
+    dim: int
+    eps: float
+    noun = "norm"
+
+    def __post_init__(self) -> None:
+        require_size(type(self).__name__, "dim", self.dim)
+        if not self.eps >= 0:
+            raise AnyformerError(f"{type(self).__name__}: eps must be a number >= 0, got {self.eps!r}")
+
+    @property
+    def count(self) -> int:
+        return 1
+
+    @property
+    def reads(self) -> int:
+        return self.dim
+
+    def read_name(self, i: int) -> str:
+        return f"feature {i + 1}"
+
+    @abstractmethod
+    def scale(self, p: Any) -> Any:
+        """r for probes p (..., dim), shape (..., 1)."""
+
+    def __call__(self, shared: Any, own: Any, ctx: Context) -> Scaling:
+        return Scaling(self.scale(own)[..., 0])
+
+
+@dataclass(frozen=True)
+class RMSNorm(Norm):
+    """``r = 1 / sqrt(mean(p^2) + eps)``."""
+
+    dim: int
+    eps: float = 1e-5
+
+    def scale(self, p: Any) -> Any:
+        return 1.0 / P.sqrt(P.row_sum(p * p) / self.dim + self.eps)
+
+
+@dataclass(frozen=True)
+class LayerNorm(Norm):
+    """``r = 1 / sqrt(var(p) + eps)``; the centring of the values is part of the branch's map."""
+
+    dim: int
+    eps: float = 1e-5
+
+    def scale(self, p: Any) -> Any:
+        centred = p - P.row_sum(p) / self.dim
+        return 1.0 / P.sqrt(P.row_sum(centred * centred) / self.dim + self.eps)
+
+
+@dataclass(frozen=True)
+class Normed(Operator):
+    """Pre-norm: ``inner`` behind ``norm``. All branches share the norm's columns, which give the scale r; the columns
+    of ``inner`` are scaled by r, and so are the values unless ``scale_values`` is False (plain MLP units, whose value is
+    the constant feature). With ``bias`` each branch has as many columns again, which read the constant feature only and are added
+    unscaled:
+
+        inner reads  r * p_scaled + p_bias,        values  r * v.
+    """
+
+    inner: Operator
+    norm: Norm
+    bias: bool = False
+    scale_values: bool = True
+
+    def __post_init__(self) -> None:
+        if self.inner.shared:
+            raise AnyformerError("Normed: the inner operator is itself behind a norm; one norm a stage")
+
+    @property
+    def noun(self) -> str:  # type: ignore[override]
+        return self.inner.noun
+
+    @property
+    def count(self) -> int:
+        return self.inner.count
+
+    @property
+    def shared(self) -> int:
+        return self.norm.dim
+
+    @property
+    def reads(self) -> int:
+        return self.inner.reads * (2 if self.bias else 1)
+
+    @property
+    def constant_reads(self) -> tuple[int, ...]:
+        return tuple(range(self.inner.reads, self.reads))
+
+    def read_name(self, i: int) -> str:
+        plain = i < self.inner.reads
+        return self.inner.read_name(i % self.inner.reads) + ("" if plain else " (bias)")
+
+    def __call__(self, shared: Any, own: Any, ctx: Context) -> TokenMap:
+        r = self.norm.scale(shared)
+        w = self.inner.reads
+        scaled = own[..., :w] * r[..., None]
+        inner = self.inner(None, scaled + own[..., w:] if self.bias else scaled, ctx)
+        if not self.scale_values:
+            return inner
+        if isinstance(inner, Scaling):
+            return Scaling(r if inner.weights is None else inner.weights * r)
+        if isinstance(inner, Mixing):
+            return Mixing(inner.weights * r[:, None, None, :, 0], inner.pattern)
+        raise TypeError(f"Normed cannot scale the values of a {type(inner).__name__}")

@@ -1,0 +1,141 @@
+"""The dozen primitives that every operator's formula is written in.
+
+An operator uses ``+ - * / @``, comparisons, indexing, ``reshape``, ``swapaxes``, ``sum``, and the functions below, nothing else. Each
+function dispatches on the type of its first argument; tensors are registered here. Another arithmetic (exact rationals,
+ball arithmetic, many digits) registers its own array type and evaluates the same formulas:
+
+    @primitives.exp.register
+    def _(x: MyArray) -> MyArray: ...
+"""
+
+from functools import singledispatch
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def _unregistered(name: str, x: Any) -> TypeError:
+    return TypeError(f"primitive {name} is not registered for {type(x).__name__}; register it in anyformer.operators.primitives")
+
+
+@singledispatch
+def exp(x: Any) -> Any:
+    """e^x."""
+    raise _unregistered("exp", x)
+
+
+@singledispatch
+def log(x: Any) -> Any:
+    """Natural logarithm."""
+    raise _unregistered("log", x)
+
+
+@singledispatch
+def sqrt(x: Any) -> Any:
+    """Square root."""
+    raise _unregistered("sqrt", x)
+
+
+@singledispatch
+def tanh(x: Any) -> Any:
+    """Hyperbolic tangent."""
+    raise _unregistered("tanh", x)
+
+
+@singledispatch
+def sigmoid(x: Any) -> Any:
+    """1 / (1 + e^-x)."""
+    raise _unregistered("sigmoid", x)
+
+
+@singledispatch
+def erf(x: Any) -> Any:
+    """The error function."""
+    raise _unregistered("erf", x)
+
+
+@singledispatch
+def row_max(x: Any) -> Any:
+    """Maximum over the last axis, kept as an axis of size 1."""
+    raise _unregistered("row_max", x)
+
+
+@singledispatch
+def row_sum(x: Any) -> Any:
+    """Sum over the last axis, kept as an axis of size 1."""
+    raise _unregistered("row_sum", x)
+
+
+@singledispatch
+def select(x: Any, condition: Any, otherwise: float) -> Any:
+    """``x`` where the Boolean ``condition`` holds, the number ``otherwise`` elsewhere (broadcasting)."""
+    raise _unregistered("select", x)
+
+
+@singledispatch
+def join(x: Any, *others: Any) -> Any:
+    """Concatenate along the last axis."""
+    raise _unregistered("join", x)
+
+
+@singledispatch
+def constant(like: Any, values: Any) -> Any:
+    """Numbers of the operator (slopes, angles, a fixed matrix) as an array of the arithmetic of ``like``."""
+    raise _unregistered("constant", like)
+
+
+@singledispatch
+def cos_sin(like: Any, places: Any, frequencies: tuple[float, ...]) -> tuple[Any, Any]:
+    """cos and sin of ``places[..., None] * frequencies``; for tensors the angle is formed in float64."""
+    raise _unregistered("cos_sin", like)
+
+
+@singledispatch
+def roundoff(like: Any, float64: float, float32: float) -> float:
+    """A threshold that depends on the precision of ``like``: one number for 64-bit floats, one for shorter ones."""
+    return float64
+
+
+exp.register(Tensor, torch.exp)
+log.register(Tensor, torch.log)
+sqrt.register(Tensor, torch.sqrt)
+tanh.register(Tensor, torch.tanh)
+sigmoid.register(Tensor, torch.sigmoid)
+erf.register(Tensor, torch.erf)
+
+
+@row_max.register
+def _(x: Tensor) -> Tensor:
+    return x.amax(-1, keepdim=True)
+
+
+@row_sum.register
+def _(x: Tensor) -> Tensor:
+    return x.sum(-1, keepdim=True)
+
+
+@select.register
+def _(x: Tensor, condition: Tensor, otherwise: float) -> Tensor:
+    return torch.where(condition, x, otherwise)
+
+
+@join.register
+def _(x: Tensor, *others: Tensor) -> Tensor:
+    return torch.cat((x, *others), dim=-1)
+
+
+@constant.register
+def _(like: Tensor, values: Any) -> Tensor:
+    return torch.as_tensor(values, device=like.device).to(like.dtype)
+
+
+@cos_sin.register
+def _(like: Tensor, places: Tensor, frequencies: tuple[float, ...]) -> tuple[Tensor, Tensor]:
+    angle = places[..., None].double() * torch.tensor(frequencies, dtype=torch.float64, device=like.device)
+    return torch.cos(angle).to(like.dtype), torch.sin(angle).to(like.dtype)
+
+
+@roundoff.register
+def _(like: Tensor, float64: float, float32: float) -> float:
+    return float64 if like.dtype == torch.float64 else float32

@@ -1,0 +1,222 @@
+"""A program: what changes while the backbone stays. The embedding of a fixed transformer, and nothing of its weights.
+
+    state_0[token t at position p] = token column t + position column p + constants       (m coordinates)
+
+Columns that are the same for every token are stored once (``constants``); position columns only where a position reaches.
+The file is a folder: ``config.json`` + ``model.safetensors`` + a card; it holds the *recipe* of its machine, never its weights.
+"""
+
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from anyformer.errors import AnyformerError
+from anyformer.memory import human_bytes, require_memory
+from anyformer.network import check_positions, check_tokens
+from anyformer.operators import Context
+from anyformer.spec import Spec
+from anyformer.storage import read_folder, write_folder
+
+KIND = "anyformer-program"
+DENSE_LIMIT = 2**31
+"""``Program.embedding`` refuses to build a dense view above this many bytes."""
+
+
+@dataclass(frozen=True, eq=False)
+class Program:
+    """The embedding of a machine, in its columns.
+
+    tokens (vocab, a) at coordinates ``token_at`` (a,); positions (n_max, b) at ``position_at`` (b,), or None; constants (c,) at
+    ``constant_at`` (c,); coordinates in none of them are 0. ``readout`` (width, out) is None where the read-out is the
+    machine's own. ``recipe`` says which machine, ``fingerprint`` is its name.
+    """
+
+    recipe: Spec
+    width: int
+    tokens: Float[Tensor, "vocab a"]
+    token_at: Int[Tensor, "a"]
+    positions: Float[Tensor, "n_max b"] | None = None
+    position_at: Int[Tensor, "b"] | None = None
+    constants: Float[Tensor, "c"] | None = None
+    constant_at: Int[Tensor, "c"] | None = None
+    readout: Float[Tensor, "m out"] | None = None
+    token_names: tuple[str, ...] | None = None
+    provenance: dict[str, Any] = field(default_factory=dict)
+    report: dict[str, Any] | None = None
+
+    @property
+    def fingerprint(self) -> str:
+        """sha256 of the recipe: the name of the machine that this program is for."""
+        return self.recipe.digest()
+
+    @property
+    def vocab(self) -> int:
+        """Number of tokens."""
+        return self.tokens.shape[0]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """dtype of the columns."""
+        return self.tokens.dtype
+
+    @property
+    def parameters(self) -> int:
+        """How many numbers the program stores."""
+        return sum(t.numel() for t in (self.tokens, self.positions, self.constants, self.readout) if t is not None)
+
+    @property
+    def embedding(self) -> Float[Tensor, "vocab m"]:
+        """E, dense: token columns and constants. Refused above 2 GiB."""
+        return self._dense(self.tokens, self.token_at, self.constants)
+
+    @property
+    def position_embedding(self) -> Float[Tensor, "n_max m"] | None:
+        """The position rows, dense, or None."""
+        return None if self.positions is None else self._dense(self.positions, self.position_at, None)
+
+    def _dense(self, rows: Tensor, at: Tensor | None, constants: Tensor | None) -> Tensor:
+        size = rows.shape[0] * self.width * rows.element_size()
+        if size > DENSE_LIMIT:
+            raise AnyformerError(
+                f"the dense embedding needs {human_bytes(size)}, over the limit of 2 GiB; use the columns instead"
+            )
+        require_memory(size, "the dense embedding")
+        return self._place(rows, at, constants)
+
+    def _place(self, rows: Tensor, at: Tensor | None, constants: Tensor | None) -> Tensor:
+        if rows.shape[-1] == self.width and at is not None and bool((at == torch.arange(self.width)).all()):
+            return rows
+        out = rows.new_zeros(*rows.shape[:-1], self.width)
+        assert at is not None
+        out = out.index_copy(-1, at, rows)
+        if constants is None:
+            return out
+        assert self.constant_at is not None
+        return out.index_copy(-1, self.constant_at, constants.expand(*rows.shape[:-1], -1))
+
+    def state(self, tokens: Int[Tensor, "batch n"], ctx: Context) -> Float[Tensor, "batch n m"]:
+        """The machine's first stream for a batch. Raises for token ids or positions that have no row."""
+        check_tokens(tokens, self.vocab)
+        require_memory(tokens.numel() * self.width * self.tokens.element_size(), f"the stream of {tuple(tokens.shape)} tokens")
+        state = self._place(F.embedding(tokens, self.tokens), self.token_at, self.constants)
+        if self.positions is None:
+            return state
+        assert self.position_at is not None
+        check_positions(ctx.positions, self.positions.shape[0])
+        rows = F.embedding(ctx.positions, self.positions)
+        return state + rows if rows.shape[-1] == self.width else state.index_add(-1, self.position_at, rows)
+
+    def to(self, dtype: torch.dtype) -> "Program":
+        """The same program with columns of another dtype."""
+        cast = {
+            name: value.to(dtype) for name, value in vars(self).items() if isinstance(value, Tensor) and value.is_floating_point()
+        }
+        return replace(self, **cast)
+
+    def detach(self) -> "Program":
+        """The same numbers, outside of any gradient graph."""
+        return replace(self, **{k: v.detach() for k, v in vars(self).items() if isinstance(v, Tensor)})
+
+    def token_ids(self, text: str) -> list[int]:
+        """Token names (or ids) separated by white space, as ids; raises with the names that exist."""
+        names = {name: i for i, name in enumerate(self.token_names or ())}
+        ids = []
+        for word in text.split():
+            if word in names:
+                ids.append(names[word])
+            elif word.isascii() and word.isdigit() and not self.token_names and int(word) < self.vocab:
+                ids.append(int(word))
+            else:
+                known = " ".join(self.token_names) if self.token_names else f"ids 0..{self.vocab - 1}"
+                raise AnyformerError(f"unknown token {word!r}; this program knows {known}")
+        if not ids:
+            raise AnyformerError("no tokens given; expected at least one, separated by spaces")
+        return ids
+
+    def save(self, folder: str | Path) -> None:
+        """Write the program (detached) to a folder, atomically: a killed save leaves the old program whole."""
+        tensors = {n: v for n in TENSORS if (v := getattr(self, n)) is not None}
+        about = {
+            "recipe": self.recipe.to_json(),
+            "fingerprint": self.fingerprint,
+            "width": self.width,
+            "token_names": None if self.token_names is None else list(self.token_names),
+            "provenance": self.provenance,
+            "report": self.report,
+        }
+        write_folder(folder, KIND, about, tensors, self._card())
+
+    def _card(self) -> str:
+        verified = "not verified" if self.report is None else f"verified: {self.report}"
+        return (
+            f"# An anyformer program\n\nThe input embedding of a fixed transformer ({type(self.recipe).__name__}, width {self.width}): "
+            f"{self.parameters} numbers for {self.vocab} tokens. {verified}.\n\n"
+            "```python\nimport anyformer as af\nprogram = af.load('this folder')\nmachine = program.machine()\n```\n"
+        )
+
+    def machine(self) -> Any:
+        """Build the machine that this program is for, from its recipe."""
+        from anyformer.backbones import build_machine  # the registry stands above; a program only names its machine
+
+        return build_machine(self.recipe)
+
+
+TENSORS = ("tokens", "token_at", "positions", "position_at", "constants", "constant_at", "readout")
+
+
+def load(folder: str | Path) -> Program:
+    """Read a program. Format version, fingerprint, names, dtypes and shapes are checked before any tensor is read; then the
+    checksum, finiteness and the coordinates. Raises :class:`AnyformerError` in one line."""
+    from anyformer.backbones import recipe_width
+
+    stored = read_folder(folder, KIND)
+    config = stored.config
+    recipe = Spec.from_json(config.get("recipe"))
+    if recipe.digest() != config.get("fingerprint"):
+        raise AnyformerError(f"{folder}: the recipe does not match its fingerprint; the file was changed, compile it again")
+    width = recipe_width(recipe)
+    if width != config.get("width"):
+        raise AnyformerError(f"{folder}: width {config.get('width')!r} is not the width {width} of its machine")
+    floats = {stored.dtypes[n] for n in ("tokens", "positions", "constants", "readout") if n in stored.dtypes}
+    if len(floats) != 1:
+        raise AnyformerError(f"{folder}: columns must have one dtype, got {', '.join(sorted(map(str, floats))) or 'none'}")
+    expected: dict[str, tuple[tuple[int | None, ...], torch.dtype | None]] = {}
+    for name, at in (("tokens", "token_at"), ("positions", "position_at"), ("constants", "constant_at")):
+        if name == "tokens" or name in stored.shapes or at in stored.shapes:
+            count = (stored.shapes.get(name) or (0,))[-1]
+            expected[name] = ((count,) if name == "constants" else (None, count), None)
+            expected[at] = ((count,), torch.int64)
+    if "readout" in stored.shapes:
+        expected["readout"] = ((width, None), None)
+    stored.expect(expected)
+    names = config.get("token_names")
+    if names is not None and (not isinstance(names, list) or len(names) != stored.shapes["tokens"][0]):
+        raise AnyformerError(f"{folder}: {stored.shapes['tokens'][0]} token names expected")
+    require_memory(sum(8 * torch.Size(s).numel() for s in stored.shapes.values()), f"the program in {folder}")
+    tensors = stored.tensors()
+    _check_coordinates(str(folder), width, tensors)
+    return Program(
+        recipe=recipe,
+        width=width,
+        token_names=None if names is None else tuple(names),
+        provenance=config.get("provenance") or {},
+        report=config.get("report"),
+        **tensors,
+    )
+
+
+def _check_coordinates(folder: str, width: int, tensors: dict[str, Tensor]) -> None:
+    at = [tensors[n] for n in ("token_at", "constant_at") if n in tensors]
+    for name in ("token_at", "constant_at", "position_at"):
+        index = tensors.get(name)
+        if index is not None and index.numel() and not (int(index.min()) >= 0 and int(index.max()) < width):
+            raise AnyformerError(f"{folder}: {name} points outside of the {width} coordinates")
+    if torch.cat(at).unique().numel() != sum(a.numel() for a in at):
+        raise AnyformerError(f"{folder}: one coordinate is written twice")
+    if "position_at" in tensors and tensors["position_at"].unique().numel() != tensors["position_at"].numel():
+        raise AnyformerError(f"{folder}: one position coordinate is written twice")

@@ -1,0 +1,83 @@
+"""Specifications are values: frozen dataclasses that compare, hash and survive a JSON round trip.
+
+``Spec`` is the common base of operators, mask rules, network classes and configurations. A spec becomes
+``{"type": ClassName, field: value, ...}``; reading back builds only classes that derive from ``Spec``, so a file can
+name a formula but never code.
+"""
+
+import dataclasses
+import hashlib
+import json
+import math
+from typing import Any, ClassVar, Self
+
+from anyformer.errors import AnyformerError
+
+
+class Spec:
+    """Base of every specification. Subclasses are frozen dataclasses whose fields are numbers, strings, bools,
+    ``None``, other specs, or tuples of these; each registers itself under its class name."""
+
+    _types: ClassVar[dict[str, type["Spec"]]] = {}
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        known = Spec._types.setdefault(cls.__name__, cls)
+        if (known.__module__, known.__qualname__) != (cls.__module__, cls.__qualname__):
+            raise TypeError(f"two specifications are called {cls.__name__}: {known.__module__} and {cls.__module__}")
+        Spec._types[cls.__name__] = cls
+
+    def to_json(self) -> dict[str, Any]:
+        """The specification as plain JSON data."""
+        return _encode(self)
+
+    @classmethod
+    def from_json(cls, data: Any) -> Self:
+        """Read a specification back; raises :class:`AnyformerError` for unknown types, fields or values."""
+        value = _decode(data)
+        if not isinstance(value, cls):
+            raise AnyformerError(f"expected a {cls.__name__}, got {type(value).__name__}")
+        return value
+
+    def digest(self) -> str:
+        """sha256 of the canonical JSON text: the name of this value."""
+        return digest(self.to_json())
+
+
+def digest(data: Any) -> str:
+    """sha256 (hexadecimal) of JSON data in canonical form (sorted keys, no white space)."""
+    return hashlib.sha256(json.dumps(data, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+
+def _encode(value: Any) -> Any:
+    if isinstance(value, Spec):
+        fields = dataclasses.fields(value)  # type: ignore[arg-type]
+        return {"type": type(value).__name__} | {f.name: _encode(getattr(value, f.name)) for f in fields}
+    if isinstance(value, tuple):
+        return [_encode(v) for v in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        raise AnyformerError(f"a specification holds the number {value}; only finite numbers are values")
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    raise TypeError(f"a specification cannot hold a {type(value).__name__}")
+
+
+def _decode(data: Any) -> Any:
+    if isinstance(data, list):
+        return tuple(_decode(v) for v in data)
+    if not isinstance(data, dict):
+        return data
+    name = data.get("type")
+    if not isinstance(name, str) or name not in Spec._types:
+        raise AnyformerError(f"unknown specification type {name!r}; import the module that defines it first")
+    spec_type = Spec._types[name]
+    known = {f.name for f in dataclasses.fields(spec_type)}  # type: ignore[arg-type]
+    unknown = sorted(set(data) - known - {"type"})
+    if unknown:
+        raise AnyformerError(f"{name} has no field {', '.join(unknown)}; it has {', '.join(sorted(known))}")
+    try:
+        return spec_type(**{k: _decode(v) for k, v in data.items() if k != "type"})
+    except AnyformerError:
+        raise
+    except (TypeError, ValueError, AttributeError) as error:
+        raise AnyformerError(f"{name} cannot be built from these fields: {error}") from error

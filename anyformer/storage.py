@@ -1,0 +1,160 @@
+"""Folders on disk: ``config.json`` + ``model.safetensors`` + a card, written so that a killed save loses nothing.
+
+``model.safetensors`` is self-contained: its metadata holds the configuration and a sha256 of the tensors. Replacing that one
+file is the commit of a save (`os.replace` is atomic); ``config.json`` and the card are readable copies put in place right after.
+A save that is killed before the commit leaves the old folder whole; one killed between commit and copies is completed by
+the next load, from the ``.next`` file that the save had already written.
+"""
+
+import hashlib
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from jaxtyping import Shaped
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from anyformer.errors import AnyformerError
+
+FORMAT = 1
+MODEL, CONFIG, CARD = "model.safetensors", "config.json", "README.md"
+DTYPES = {"F64": torch.float64, "F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16, "I64": torch.int64}
+MAX_CONFIG_BYTES = 64 * 2**20
+
+
+def _canonical(config: dict[str, Any]) -> str:
+    return json.dumps(config, indent=1, sort_keys=True, ensure_ascii=False)
+
+
+def _checksum(tensors: dict[str, Tensor]) -> str:
+    """sha256 over names, dtypes, shapes and bytes of all tensors, in the order of their names."""
+    total = hashlib.sha256()
+    for name, tensor in sorted(tensors.items()):
+        total.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
+        total.update(memoryview(tensor.contiguous().view(-1).view(torch.uint8).numpy()))
+    return total.hexdigest()
+
+
+def write_folder(folder: str | Path, kind: str, about: dict[str, Any], tensors: dict[str, Tensor], card: str) -> None:
+    """Write ``kind`` (a format name) with its configuration ``about``, its tensors and a Markdown card, atomically.
+
+    Raises :class:`AnyformerError` where the folder already holds something of another kind.
+    """
+    folder = Path(folder)
+    if (folder / CONFIG).exists() and _kind_of(folder) != kind:
+        raise AnyformerError(f"{folder} already holds something that is not an {kind}; choose another folder")
+    if folder.exists() and not folder.is_dir():
+        raise AnyformerError(f"{folder} is a file, a folder was expected; choose another name")
+    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    config = {"format": kind, "format_version": FORMAT, "tensors_sha256": _checksum(tensors)} | about
+    text = _canonical(config)
+    folder.mkdir(parents=True, exist_ok=True)
+    following = {name: folder / f".{name}.next" for name in (MODEL, CONFIG, CARD)}
+    following[CONFIG].write_text(text, encoding="utf-8")
+    following[CARD].write_text(card, encoding="utf-8")
+    save_file(tensors, following[MODEL], metadata={"anyformer": text})
+    for path in following.values():
+        with open(path, "rb") as handle:
+            os.fsync(handle.fileno())
+    for name in (MODEL, CARD, CONFIG):  # the first replacement is the commit
+        os.replace(following[name], folder / name)
+
+
+def _kind_of(folder: Path) -> str | None:
+    try:
+        return json.loads((folder / CONFIG).read_text(encoding="utf-8")).get("format")
+    except (OSError, ValueError, AttributeError):
+        return None
+
+
+@dataclass(frozen=True)
+class StoredFolder:
+    """An opened folder: its configuration, and the shapes and dtypes of its tensors, none of them read yet."""
+
+    path: Path
+    config: dict[str, Any]
+    shapes: dict[str, tuple[int, ...]]
+    dtypes: dict[str, torch.dtype]
+
+    def expect(self, expected: dict[str, tuple[tuple[int | None, ...], torch.dtype | None]]) -> None:
+        """Check names, shapes (``None``: any size) and dtypes (``None``: any floating one) before anything is read."""
+        problems = [f"tensor {name} is missing" for name in sorted(expected.keys() - self.shapes.keys())]
+        problems += [f"tensor {name} is not expected" for name in sorted(self.shapes.keys() - expected.keys())]
+        for name in sorted(expected.keys() & self.shapes.keys()):
+            shape, dtype = expected[name]
+            got, kind = self.shapes[name], self.dtypes[name]
+            if len(got) != len(shape) or any(w is not None and w != g for g, w in zip(got, shape, strict=True)):
+                wanted = tuple("any" if w is None else w for w in shape)
+                problems.append(f"tensor {name} has shape {got}, expected {wanted}")
+            if (kind != dtype) if dtype is not None else not kind.is_floating_point:
+                problems.append(f"tensor {name} has dtype {kind}, expected {dtype or 'a floating one'}")
+        if problems:
+            raise AnyformerError(f"{self.path}: " + "; ".join(problems))
+
+    def tensors(self) -> dict[str, Shaped[Tensor, "..."]]:
+        """Read all tensors; checks their sha256 and that every number is finite."""
+        with safe_open(self.path / MODEL, framework="pt") as handle:
+            tensors = {name: handle.get_tensor(name) for name in self.shapes}
+        if _checksum(tensors) != self.config.get("tensors_sha256"):
+            raise AnyformerError(f"{self.path / MODEL}: the numbers do not match their checksum; the file is damaged")
+        for name, tensor in tensors.items():
+            if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+                raise AnyformerError(f"{self.path}: tensor {name} holds NaN or infinite numbers; such weights have no program")
+        return tensors
+
+
+def read_folder(folder: str | Path, kind: str) -> StoredFolder:
+    """Open a folder of format ``kind``. Raises :class:`AnyformerError` in one line for anything that is not one."""
+    folder = Path(folder)
+    if not folder.is_dir():
+        raise AnyformerError(f"{folder} is not a folder; expected one with {CONFIG} and {MODEL}")
+    try:
+        with safe_open(folder / MODEL, framework="pt") as handle:
+            text = (handle.metadata() or {}).get("anyformer")
+            slices = {name: handle.get_slice(name) for name in handle.keys()}  # noqa: SIM118 (a handle is no dict)
+            shapes = {name: tuple(s.get_shape()) for name, s in slices.items()}
+            kinds = {name: s.get_dtype() for name, s in slices.items()}
+    except FileNotFoundError:
+        raise AnyformerError(f"{folder} has no {MODEL}; expected an {kind} folder") from None
+    except (SafetensorError, OSError, ValueError) as error:
+        raise AnyformerError(f"{folder / MODEL} is damaged or no safetensors file ({error})") from None
+    if text is None or len(text) > MAX_CONFIG_BYTES:
+        raise AnyformerError(f"{folder / MODEL} was not written by anyformer (no configuration inside); expected an {kind}")
+    try:
+        config = json.loads(text)
+    except ValueError:
+        raise AnyformerError(f"{folder / MODEL}: its configuration is not JSON; the file is damaged") from None
+    if not isinstance(config, dict) or config.get("format") != kind:
+        found = config.get("format") if isinstance(config, dict) else None
+        raise AnyformerError(f"{folder} holds {found!r}, expected an {kind}")
+    if config.get("format_version") != FORMAT:
+        raise AnyformerError(
+            f"{folder} has format version {config.get('format_version')!r}, this anyformer reads {FORMAT}; upgrade or save it anew"
+        )
+    _check_copy(folder, text)
+    unknown = sorted({k for k in kinds.values() if k not in DTYPES})
+    if unknown:
+        raise AnyformerError(f"{folder / MODEL} holds dtype {', '.join(unknown)}; expected one of {', '.join(DTYPES)}")
+    return StoredFolder(folder, config, shapes, {name: DTYPES[k] for name, k in kinds.items()})
+
+
+def _check_copy(folder: Path, text: str) -> None:
+    """``config.json`` must say what ``model.safetensors`` says, or be the copy that a killed save had yet to put in place."""
+    following = folder / f".{CONFIG}.next"
+    try:
+        copy = (folder / CONFIG).read_text(encoding="utf-8") if (folder / CONFIG).exists() else None
+        pending = following.read_text(encoding="utf-8") if following.exists() else None
+    except (OSError, UnicodeDecodeError):
+        raise AnyformerError(f"{folder / CONFIG} is not readable text; the file is damaged") from None
+    if copy == text or pending == text:
+        return
+    if copy is None:
+        raise AnyformerError(f"{folder} has no {CONFIG}; expected it beside {MODEL}")
+    raise AnyformerError(
+        f"{folder / CONFIG} is not the configuration inside {MODEL}: one of them was changed or damaged; save the folder anew"
+    )

@@ -1,0 +1,251 @@
+"""Training: the loss falls, the same configuration gives the same bits, and every way to stop."""
+
+import math
+import multiprocessing
+import signal
+from dataclasses import astuple, dataclass
+from typing import ClassVar
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from anyformer.errors import AnyformerError
+from anyformer.learning.demo_targets import DEMO_CLASS, DEMO_TRAINING, demo_tasks, train_demo_targets
+from anyformer.learning.training import HELD_OUT, TrainingConfig, evaluate, train
+from anyformer.spec import Spec
+from anyformer.targets.transformer import Transformer
+from anyformer.tasks import IGNORED, Dyck, Task
+from anyformer.tasks.task import below
+
+
+@dataclass(frozen=True, kw_only=True)
+class Successor(Task):
+    """Label (x + 1) mod 4 at every position but the first, which is not scored."""
+
+    vocab: int = 4
+    names: ClassVar[tuple[str, ...]] = ("a", "b", "c", "d")
+    length: ClassVar[int] = 5
+    words: ClassVar[int] = 5
+
+    def _draw(self, words):
+        inputs = below(words, 4)
+        return inputs, np.where(np.arange(5) == 0, IGNORED, (inputs + 1) % 4)
+
+
+def table(seed: int = 0, dropout: float = 0.0) -> nn.Module:
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Embedding(4, 4), nn.Dropout(dropout))
+
+
+QUICK = TrainingConfig(
+    steps=60, batch_size=8, learning_rate=0.1, warm_up=5, evaluate_every=10, evaluation_size=32
+)
+
+
+def test_the_loss_falls_and_the_task_is_learnt():
+    module, seen = table(), []
+    history = train(module, Successor(), QUICK, lambda *news: seen.append(news))
+    assert history.steps == (10, 20, 30, 40, 50, 60)
+    assert history.losses[-1] < 0.3 * history.losses[0] and history.accuracies[-1] == 1.0
+    assert not history.stopped_early and history.seconds > 0
+    expected = zip(history.steps, history.losses, history.accuracies, strict=True)
+    assert [news[:3] for news in seen] == list(expected)
+    left = [news[3] for news in seen]
+    assert all(seconds > 0 for seconds in left[:-1]) and left[-1] == 0
+
+
+@pytest.mark.parametrize("schedule", ["cosine", "one-cycle"])
+def test_the_same_configuration_gives_the_same_bits(schedule):
+    config = TrainingConfig(
+        steps=6, batch_size=4, warm_up=2, evaluate_every=3, evaluation_size=16, schedule=schedule
+    )
+    sizes = dict(vocab=4, heads=2, layers=1, head_dim=4, features=8, residual=True, norm="rms")
+    runs = []
+    for ambient in (1, 2):
+        torch.manual_seed(0)
+        module = Transformer(**sizes)
+        torch.manual_seed(ambient)
+        runs.append((train(module, Dyck(), config), module.state_dict()))
+    (first, weights), (second, others) = runs
+    assert first == second and all(torch.equal(weights[k], others[k]) for k in weights)
+
+
+def test_dropout_follows_the_seed_and_leaves_the_callers_generator_alone():
+    torch.manual_seed(7)
+    expected = torch.rand(3)
+    weights = []
+    for seed in (0, 0, 1):
+        module = table(dropout=0.5)
+        torch.manual_seed(7)
+        train(
+            module,
+            Successor(),
+            TrainingConfig(steps=3, warm_up=1, batch_size=4, evaluation_size=4, seed=seed),
+        )
+        assert torch.equal(torch.rand(3), expected)
+        weights.append(module[0].weight)
+    assert torch.equal(weights[0], weights[1]) and not torch.equal(weights[0], weights[2])
+
+
+def test_one_step_is_the_textbook_step():
+    module, task = table(), Successor()
+    config = TrainingConfig(
+        steps=3, warm_up=2, batch_size=4, learning_rate=0.1, weight_decay=0.5, clip=0.01, seed=9
+    )
+    oracle = table()
+    optimizer = torch.optim.AdamW(oracle.parameters(), lr=1.0, weight_decay=0.5)
+    for step, rate in enumerate((0.05, 0.1, 0.1)):
+        batch = task.batch(9, step, 4)
+        pairs = zip(batch.inputs[:, 1:].flatten(), batch.labels[:, 1:].flatten(), strict=True)
+        losses = [-torch.log_softmax(oracle(inputs), -1)[label] for inputs, label in pairs]
+        optimizer.zero_grad()
+        torch.stack(losses).mean().backward()
+        gradient = oracle[0].weight.grad
+        gradient *= min(1.0, 0.01 / (gradient.norm().item() + 1e-6))
+        optimizer.param_groups[0]["lr"] = rate
+        optimizer.step()
+    train(module, task, config)
+    torch.testing.assert_close(module[0].weight, oracle[0].weight)
+
+
+def test_it_stops_after_two_good_evaluations_in_a_row():
+    config = TrainingConfig(**vars(QUICK) | {"stop_at": 1.0})
+    seen = []
+    history = train(table(), Successor(), config, lambda *news: seen.append(news))
+    first = history.accuracies.index(1.0)
+    assert history.stopped_early and history.steps[-1] < 60
+    assert history.accuracies[-2:] == (1.0, 1.0) and len(history.steps) == first + 2
+    assert seen[-1][3] == 0.0
+    once = TrainingConfig(
+        steps=10, batch_size=8, learning_rate=1.0, warm_up=0, evaluate_every=10, stop_at=0.01
+    )
+    assert not train(table(), Successor(), once).stopped_early
+
+
+def test_frozen_parameters_stay_and_the_mode_is_restored():
+    module = nn.Sequential(table(), nn.Linear(4, 4))
+    module[0][0].weight.requires_grad_(False)
+    frozen, free = module[0][0].weight.clone(), module[1].weight.clone()
+    module.eval()
+    train(module, Successor(), TrainingConfig(steps=2, warm_up=0, batch_size=2, evaluation_size=2))
+    assert torch.equal(module[0][0].weight, frozen) and not torch.equal(module[1].weight, free)
+    assert not module.training and all(p.requires_grad for p in module[1].parameters())
+
+
+def test_a_loss_that_is_not_finite_stops_with_a_clear_error():
+    module = table().eval()
+    calls = iter((1.0, 1.0, 1.0, math.nan))
+    module.register_forward_hook(lambda _module, _inputs, logits: logits * next(calls))
+    with pytest.raises(
+        AnyformerError, match=r"train: the loss is nan at step 3; try a smaller learning_rate"
+    ):
+        train(module, Successor(), QUICK)
+    assert not module.training and module[0].weight.isfinite().all()
+
+
+def test_nothing_to_train_is_an_error():
+    with pytest.raises(AnyformerError, match="no parameter of the module requires a gradient"):
+        train(table().requires_grad_(False), Successor(), QUICK)
+
+
+def test_evaluation_is_in_pieces_of_one_fixed_set():
+    module, task = table(dropout=0.9), Successor()
+    batch = task.batch(HELD_OUT, 0, 50)
+    whole = task.accuracy(module.eval()(batch.inputs), batch)
+    module.train()
+    assert evaluate(module, task, 50) == evaluate(module, task, 50, rows=7) == whole
+    assert module.training
+
+
+def test_the_schedules():
+    cosine = TrainingConfig(steps=1000, warm_up=100, learning_rate=2.0)
+    assert [cosine.rate(s) for s in (0, 49, 99, 100)] == pytest.approx([0.02, 1.0, 2.0, 2.0])
+    assert [cosine.rate(s) for s in (550, 999)] == pytest.approx([1.0, 0.0], abs=1e-5)
+    cycle = TrainingConfig(steps=1000, warm_up=100, learning_rate=2.0, schedule="one-cycle")
+    sgd = torch.optim.SGD([torch.zeros(1)], momentum=0.5)
+    theirs = torch.optim.lr_scheduler.OneCycleLR(sgd, 2.0, total_steps=1001, pct_start=101 / 1001)
+    for step in range(1000):
+        sgd.step()
+        theirs.step()
+        assert cycle.rate(step) == pytest.approx(theirs.get_last_lr()[0], rel=0.02, abs=2e-3)
+    for config in (cosine, cycle):
+        rates = [config.rate(step) for step in range(1000)]
+        assert max(rates) == 2.0 and all(rate > 0 for rate in rates)
+        assert rates[:100] == sorted(rates[:100]) and rates[100:] == sorted(rates[100:], reverse=True)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"steps": 0}, r"steps must be an integer >= 1, got 0"),
+        ({"warm_up": -1}, r"warm_up must be an integer >= 0, got -1"),
+        ({"warm_up": 200}, r"warm_up must be below steps, got 200 of 200"),
+        ({"learning_rate": 0.0}, r"learning_rate must be a number >= 1e-12, got 0.0"),
+        ({"learning_rate": math.nan}, r"learning_rate must be a number >= 1e-12, got nan"),
+        ({"weight_decay": -0.1}, r"weight_decay must be a number >= 0, got -0.1"),
+        ({"clip": 0.0}, r"clip must be a number >= 1e-12 or None, got 0.0"),
+        ({"stop_at": math.inf}, r"stop_at must be a number >= 1e-12 or None, got inf"),
+        ({"schedule": "linear"}, r"schedule must be one of 'cosine', 'one-cycle', got 'linear'"),
+        ({"seed": HELD_OUT}, r"seed 12345 is the held-out set's"),
+    ],
+)
+def test_configuration_errors(fields, message):
+    with pytest.raises(AnyformerError, match=message):
+        TrainingConfig(**{"steps": 200} | fields)
+
+
+def test_a_configuration_survives_json():
+    assert Spec.from_json(QUICK.to_json()) == QUICK
+
+
+# --- the demo's targets -----------------------------------------------------------------------------
+
+
+def brief(**changes) -> dict[str, TrainingConfig]:
+    config = TrainingConfig(
+        **dict(steps=2, batch_size=2, warm_up=1, evaluate_every=1, evaluation_size=4) | changes
+    )
+    return dict.fromkeys(DEMO_TRAINING, config)
+
+
+def test_the_demo_trains_what_train_trains():
+    state, seen = torch.get_rng_state(), []
+    training = brief() | {"dyck": brief(seed=3)["dyck"]}
+    targets = train_demo_targets(lambda *news: seen.append(news), training)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert list(targets) == list(demo_tasks()) == ["dyck", "one-hop"]
+    for name, task in demo_tasks().items():
+        torch.manual_seed(training[name].seed)
+        expected = Transformer(DEMO_CLASS)
+        history = train(expected, task, training[name])
+        assert targets[name].config == DEMO_CLASS and targets[name].token_names == task.token_names
+        for key, tensor in expected.state_dict().items():
+            assert torch.equal(targets[name].state_dict()[key], tensor)
+        news = [n[1:5] for n in seen if n[0] == name]
+        assert news == [(s, 2, *rest) for s, *rest in zip(*astuple(history)[:3], strict=True)]
+
+
+def test_a_failing_worker_or_report_ends_all_of_them():
+    with pytest.raises(AnyformerError, match=r"training dyck: .*the loss is nan at step \d+; try a smaller"):
+        train_demo_targets(training={"dyck": brief(steps=9, clip=None, learning_rate=1e30)["dyck"]})
+
+    with pytest.raises(
+        AnyformerError, match="a name in training must be one of 'dyck', 'one-hop', got 'other'"
+    ):
+        train_demo_targets(training={"other": QUICK})
+
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    before = signal.getsignal(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt):
+        train_demo_targets(interrupt, brief(steps=10**6))
+    assert not multiprocessing.active_children() and signal.getsignal(signal.SIGINT) is before
+
+
+def test_the_demo_fits_one_class():
+    for name, task in demo_tasks().items():
+        assert task.vocab == DEMO_CLASS.vocab and task.length <= DEMO_CLASS.max_length
+        assert DEMO_TRAINING[name].stop_at is not None
