@@ -32,7 +32,8 @@ def compile(target: nn.Module | Network, machine: Machine, *, dtype: torch.dtype
             raise OutsideClass(
                 "the program overflows", [f"path products exceed the range of {program.dtype}; give dtype=torch.float64"]
             )
-    about: dict[str, Any] = {"made_by": "compile", "target": type(network.source or network).__name__}
+    features = network.network_class.features
+    about: dict[str, Any] = {"made_by": "compile", "target": type(network.source or network).__name__, "features": features}
     program.provenance.update(about)
     return program
 

@@ -9,6 +9,7 @@ fixed backbone may know of its targets.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -47,22 +48,22 @@ class StageClass(Spec):
         if len({b.operator.shared for b in self.branches if b.operator.shared}) > 1:
             raise AnyformerError("StageClass: branches of one stage must share the same norm columns")
 
-    @property
+    @cached_property
     def shared(self) -> int:
         """Number of probe columns that branches share."""
         return max(b.operator.shared for b in self.branches)
 
-    @property
+    @cached_property
     def probes(self) -> int:
         """Number of all probe columns."""
         return self.shared + sum(b.operator.count * b.operator.reads for b in self.branches)
 
-    @property
+    @cached_property
     def count(self) -> int:
         """Number of branches, over all banks."""
         return sum(b.operator.count for b in self.branches)
 
-    @property
+    @cached_property
     def attention(self) -> Attention | None:
         """The stage's (first) attention bank, bare or behind a norm."""
         banks = [inner_operator(b.operator) for b in self.branches]
@@ -255,6 +256,10 @@ def _shape_problems(network: Network):
     width = network.embedding.shape[1]
     if network.positions is not None and network.positions.shape[1] != width:
         yield f"positions have {network.positions.shape[1]} features, the embedding {width}"
+    if network.constant and not network.embedding.is_meta:
+        for name, table, number in (("embedding", network.embedding, 1), ("positions", network.positions, 0)):
+            if table is not None and bool(table.detach()[:, -1].ne(number).any()):
+                yield f"the constant (last) feature must be {number} in every row of the {name}"
     for s, stage in enumerate(network.stages):
         shapes = set()
         wanted = max(b.operator.shared for b in stage.branches)

@@ -9,9 +9,11 @@ import dataclasses
 import hashlib
 import json
 import math
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, TypeVar
 
 from anyformer.errors import AnyformerError
+
+S = TypeVar("S", bound="Spec")  # typing.Self is refused by the run-time type checks of the tests
 
 
 class Spec:
@@ -32,7 +34,7 @@ class Spec:
         return _encode(self)
 
     @classmethod
-    def from_json(cls, data: Any) -> Self:
+    def from_json(cls: type[S], data: Any) -> S:
         """Read a specification back; raises :class:`AnyformerError` for unknown types, fields or values."""
         value = _decode(data)
         if not isinstance(value, cls):
@@ -45,8 +47,17 @@ class Spec:
 
 
 def digest(data: Any) -> str:
-    """sha256 (hexadecimal) of JSON data in canonical form (sorted keys, no white space)."""
-    return hashlib.sha256(json.dumps(data, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+    """sha256 (hexadecimal) of JSON data in canonical form (sorted keys, no white space, 1 for 1.0)."""
+    return hashlib.sha256(json.dumps(_plain(data), sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+
+def _plain(data: Any) -> Any:
+    """Numbers that compare equal in one spelling, so that equal values have equal digests."""
+    if isinstance(data, dict):
+        return {key: _plain(value) for key, value in data.items()}
+    if isinstance(data, (list, tuple)):
+        return [_plain(value) for value in data]
+    return int(data) if isinstance(data, float) and data.is_integer() else data
 
 
 def _encode(value: Any) -> Any:

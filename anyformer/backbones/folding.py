@@ -12,17 +12,19 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from anyformer.backbones.tree import Tree
-from anyformer.operators import Context
+from anyformer.operators import Context, Mixing
 
 COLUMNS = ("stage", "shared", "read_at", "reads", "count", "child_at", "child_width")
 
 
 @dataclass
 class Trace:
-    """What a run did: ``patterns`` of every attention stage (batch, heads, n, n), ``reads`` by name, and the logits."""
+    """What a run did: ``patterns`` of every attention stage (batch, heads, n, n), ``reads`` by name, the logits,
+    and for average-hard attention the smallest relative score ``gaps``."""
 
     logits: Tensor | None = None
     patterns: list[Float[Tensor, "batch heads n n"]] = field(default_factory=list)
+    gaps: list[float] = field(default_factory=list)
     reads: dict[str, Float[Tensor, "batch n reads"]] = field(default_factory=dict)
 
 
@@ -53,6 +55,8 @@ def fold(
             if trace is not None:
                 if token_map.pattern is not None:
                     trace.patterns.append(token_map.pattern)
+                if isinstance(token_map, Mixing) and token_map.gap is not None:
+                    trace.gaps.append(token_map.gap())
                 if reads:
                     for g in range(count):
                         trace.reads[f"{tree.stage_name(s)}: {tree.branch_name(s, index, g)}"] = own[:, :, g]

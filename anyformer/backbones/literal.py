@@ -329,7 +329,7 @@ Move = Callable[[Name, tuple[int, int]], Name | None]
 class _Builder:
     """Dense matrices from rules on names."""
 
-    def __init__(self, network: NetworkClass, names: list[Name] | None = None):
+    def __init__(self, network: NetworkClass, names: list[Name | None] | None = None):
         self.network = network
         self.names = enumerate_names(network) if names is None else names
         self.index = {name: i for i, name in enumerate(self.names) if name is not None}

@@ -5,7 +5,7 @@ A machine knows its targets' class and nothing else: two machines made from diff
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -17,6 +17,8 @@ from anyformer.memory import approximate
 from anyformer.network import Network, NetworkClass
 from anyformer.program import Program
 from anyformer.spec import Spec
+
+M = TypeVar("M", bound="Machine")
 
 
 @dataclass(frozen=True)
@@ -68,7 +70,7 @@ class Machine(nn.Module, ABC):
         """The cost at a sequence length, from the recipe alone."""
 
     @classmethod
-    def for_class(cls, target: Any, **options: Any) -> Self:
+    def for_class(cls: type[M], target: Any, **options: Any) -> M:
         """The machine for the class of ``target``: a module, a Network, a NetworkClass, or a TransformerConfig."""
         from anyformer.targets.reading import network_class
 

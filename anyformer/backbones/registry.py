@@ -1,7 +1,10 @@
 """The table of machines: name -> class. Commands, costs and the loader of programs read this table and nothing else."""
 
+from functools import lru_cache
+
 from anyformer.backbones.machine import Machine
 from anyformer.backbones.path_tree import Chain, Looped, PathTree
+from anyformer.backbones.random_backbone import Random
 from anyformer.errors import AnyformerError
 from anyformer.spec import Spec
 
@@ -15,7 +18,7 @@ def register_machine(machine: type[Machine]) -> type[Machine]:
     return machine
 
 
-for _machine in (PathTree, Looped, Chain):
+for _machine in (PathTree, Looped, Chain, Random):
     register_machine(_machine)
 
 
@@ -26,8 +29,9 @@ def _machine_of(recipe: Spec) -> type[Machine]:
     raise AnyformerError(f"no registered machine has a recipe of type {type(recipe).__name__}; import the module that defines it")
 
 
+@lru_cache(maxsize=4)
 def build_machine(recipe: Spec) -> Machine:
-    """The machine of a recipe."""
+    """The machine of a recipe; the last few are kept, since equal recipes mean equal machines."""
     return _machine_of(recipe)(recipe)
 
 

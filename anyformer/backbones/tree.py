@@ -17,7 +17,7 @@ from torch import Tensor
 
 from anyformer.errors import AnyformerError
 from anyformer.network import BranchClass, NetworkClass, StageClass, inner_operator
-from anyformer.operators import Gate, Identity
+from anyformer.operators import Gate, Identity, Operator
 
 
 @dataclass(frozen=True)
@@ -66,37 +66,70 @@ class Tree:
         """m = width(0)."""
         return self.widths[0]
 
-    def banks(self, s: int) -> list[Bank]:
+    @cached_property
+    def all_banks(self) -> tuple[tuple[Bank, ...], ...]:
+        """The banks of every stage with their offsets in node(s)."""
+
+        def banks(s: int, stage: StageClass) -> Iterator[Bank]:
+            read_at, child_at = stage.shared, stage.probes
+            for branch in stage.branches:
+                yield Bank(branch, read_at, child_at)
+                read_at += branch.operator.count * branch.operator.reads
+                child_at += branch.operator.count * self.widths[s + 1]
+
+        return tuple(tuple(banks(s, stage)) for s, stage in enumerate(self.stages))
+
+    def banks(self, s: int) -> tuple[Bank, ...]:
         """The banks of stage s (0-based) with their offsets in node(s)."""
-        stage = self.stages[s]
-        read_at, child_at, banks = stage.shared, stage.probes, []
-        for branch in stage.branches:
-            banks.append(Bank(branch, read_at, child_at))
-            read_at += branch.operator.count * branch.operator.reads
-            child_at += branch.operator.count * self.widths[s + 1]
-        return banks
+        return self.all_banks[s]
+
+    @cached_property
+    def stage_names(self) -> tuple[str, ...]:
+        """``layer 2 attention``, ``layer 2 MLP``, ``norm stage 5 (after layer 2)``; all different."""
+        names, layer = [], 0
+        for s, stage in enumerate(self.stages):
+            operators = [inner_operator(b.operator) for b in stage.branches]
+            layer += stage.attention is not None
+            if stage.attention is not None:
+                names.append(f"layer {layer} attention")
+            elif any(isinstance(op, Gate) for op in operators):
+                names.append(f"layer {layer} MLP")
+            else:
+                names.append(f"{operators[-1].noun} stage {s + 1} (after layer {layer})")
+        seen = [names[: s + 1].count(name) for s, name in enumerate(names)]
+        return tuple(name if names.count(name) == 1 else f"{name} {k}" for name, k in zip(names, seen, strict=True))
 
     def stage_name(self, s: int) -> str:
-        """``layer 2 attention``, ``layer 2 MLP``, ``norm after layer 2``."""
-        layer = sum(stage.attention is not None for stage in self.stages[: s + 1])
-        if self.stages[s].attention is not None:
-            return f"layer {layer} attention"
-        operators = [inner_operator(b.operator) for b in self.stages[s].branches]
-        if any(isinstance(op, Gate) for op in operators):
-            return f"layer {layer} MLP"
-        return f"{operators[-1].noun} stage {s + 1} (after layer {layer})"
+        """What stage s (0-based) is called."""
+        return self.stage_names[s]
+
+    @cached_property
+    def bank_names(self) -> tuple[tuple[tuple[str, str], ...], ...]:
+        """For each stage and bank what stands before and after a branch's number: ``("unit", " bias")``; different in a stage."""
+
+        def names(stage: StageClass) -> Iterator[tuple[str, str]]:
+            before: list[Operator] = []
+            for branch in stage.branches:
+                op = inner_operator(branch.operator)
+                if isinstance(branch.operator, Identity):
+                    yield {"identity": "residual", "constant": "constant"}.get(branch.map, "linear"), ""
+                else:
+                    yield op.noun, " bias" if branch.map == "constant" and op in before else ""
+                before.append(op)
+
+        def numbered(stage: StageClass) -> tuple[tuple[str, str], ...]:
+            plain = list(names(stage))
+            return tuple(
+                (noun, suffix if plain.count((noun, suffix)) == 1 else f"{suffix} (bank {bank + 1})")
+                for bank, (noun, suffix) in enumerate(plain)
+            )
+
+        return tuple(map(numbered, self.stages))
 
     def branch_name(self, s: int, bank: int, g: int) -> str:
         """``head 1``, ``unit 7``, ``residual``, ``constant``."""
-        branch = self.stages[s].branches[bank]
-        if isinstance(branch.operator, Identity):
-            return "residual" if branch.map == "identity" else "constant"
-        suffix = " bias" if branch.map == "constant" and self._twin(s, bank) else ""
-        return f"{branch.operator.noun} {g + 1}{suffix}" if branch.operator.count > 1 else f"{branch.operator.noun}{suffix}"
-
-    def _twin(self, s: int, bank: int) -> bool:
-        here = inner_operator(self.stages[s].branches[bank].operator)
-        return any(inner_operator(b.operator) == here for b in self.stages[s].branches[:bank])
+        noun, suffix = self.bank_names[s][bank]
+        return f"{noun} {g + 1}{suffix}" if self.stages[s].branches[bank].operator.count > 1 else f"{noun}{suffix}"
 
     def coordinate(self, i: int) -> Coordinate:
         """The meaning of coordinate i, 0 <= i < width."""

@@ -3,6 +3,7 @@
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from anyformer.errors import AnyformerError, require_size
@@ -116,11 +117,6 @@ class Attention(Operator):
     def stochastic(self) -> bool:
         return not self.sink and getattr(self.kernel, "normalised", True)
 
-    @property
-    def hard(self) -> bool:
-        """Whether the pattern is a discontinuous function of the scores."""
-        return isinstance(self.kernel, AverageHard)
-
     def read_name(self, i: int) -> str:
         part, column = divmod(i, self.head_dim)
         return f"{('query', 'key', 'plain query', 'plain key')[part]} {column + 1}"
@@ -146,5 +142,7 @@ class Attention(Operator):
         return q * scale, k, bias, allowed
 
     def __call__(self, shared: Any, own: Any, ctx: Context) -> Mixing:
-        pattern = self.kernel(*self.scores_input(own, ctx), self.sink)
-        return Mixing(pattern, pattern)
+        scores = self.scores_input(own, ctx)
+        pattern = self.kernel(*scores, self.sink)
+        gap = partial(self.kernel.gap, *scores, self.sink) if isinstance(self.kernel, AverageHard) else None
+        return Mixing(pattern, pattern, gap)

@@ -74,6 +74,16 @@ class AverageHard(Kernel):
             total = total + P.select(top * 0.0 + 1.0, top <= slack, 0.0)
         return weights / P.select(total, total > 0, 1.0)
 
+    def gap(self, q: Any, k: Any, bias: Any, allowed: Any, sink: bool) -> float:
+        """min over rows of (row maximum - best score that is not chosen) / (1 + |row maximum|); inf where all are chosen.
+
+        Exact simulation is claimed where this exceeds ten times the tie width.
+        """
+        scores = _scores(q, k, bias)
+        chosen, top, slack = self._chosen(scores, allowed, sink)
+        relative = P.roundoff(scores, 1e-9, 1e-4) * (top - scores) / slack
+        return float(P.select(relative, allowed & (scores < top - slack), math.inf).min())
+
 
 @dataclass(frozen=True)
 class RBF(Kernel):

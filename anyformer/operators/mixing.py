@@ -30,7 +30,7 @@ class FixedMixing(Operator):
     def __call__(self, shared: Any, own: Any, ctx: Context) -> Mixing:
         query, key = ctx.positions[:, :, None], ctx.positions[:, None, :]
         seen = key == key if ctx.mask is None else ctx.mask[:, None, :]
-        length = (seen * 1).sum(-1)[:, :, None]
+        length = (seen * 1).sum(-1)[:, :, None].clip(1)  # a row of padding alone has length 0
         weights = P.select(self.weights(own, query, key, length), seen, 0.0)[:, None]
         return Mixing(weights, weights)
 
@@ -66,7 +66,7 @@ class Fourier(FixedMixing):
     """FNet's mixing along tokens: ``y_i = sum_j cos(2 pi i j / n) x_j`` (the real part; Lee-Thorp et al. 2021)."""
 
     def weights(self, like: Any, query: Any, key: Any, length: Any) -> Any:
-        turns = ((query * key) % length) / length
+        turns = P.constant(like, (query * key) % length) / P.constant(like, length)
         return P.cos_sin(like, turns, (2 * math.pi,))[0][..., 0]
 
 

@@ -120,5 +120,5 @@ class Normed(Operator):
         if isinstance(inner, Scaling):
             return Scaling(r if inner.weights is None else inner.weights * r)
         if isinstance(inner, Mixing):
-            return Mixing(inner.weights * r[:, None, None, :, 0], inner.pattern)
+            return Mixing(inner.weights * r[:, None, None, :, 0], inner.pattern, inner.gap)
         raise TypeError(f"Normed cannot scale the values of a {type(inner).__name__}")

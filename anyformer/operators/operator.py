@@ -7,6 +7,7 @@ branch reads ``reads`` probe columns of its own; all of them may read ``shared``
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -80,6 +81,8 @@ class Mixing(TokenMap):
 
     weights: Any
     pattern: Any = None
+    gap: Callable[[], float] | None = None
+    """For average-hard attention: the smallest relative gap between a row's maximum and its best key that is no tie."""
 
     def apply(self, values: Any) -> Any:
         return (self.weights @ values.swapaxes(1, 2)).swapaxes(1, 2)

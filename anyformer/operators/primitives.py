@@ -127,7 +127,7 @@ def _(x: Tensor, *others: Tensor) -> Tensor:
 
 @constant.register
 def _(like: Tensor, values: Any) -> Tensor:
-    return torch.as_tensor(values, device=like.device).to(like.dtype)
+    return torch.as_tensor(values, dtype=like.dtype, device=like.device)  # never by way of float32
 
 
 @cos_sin.register

@@ -11,12 +11,13 @@ The algebra (x: features, r: the norm's scale, C: the centring matrix of LayerNo
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from anyformer.errors import OutsideClass
+from anyformer.errors import AnyformerError, OutsideClass
 from anyformer.maps import ConstantMap, DenseMap, IdentityMap, LowRankMap
 from anyformer.network import Branch, Network, NetworkClass, Stage
 from anyformer.operators import (
@@ -61,23 +62,45 @@ def network_class(target: "nn.Module | Network | NetworkClass | TransformerConfi
     if isinstance(target, NetworkClass):
         return target
     if isinstance(target, TransformerConfig):
-        with torch.device("meta"):
-            target = Transformer(target)
-            return _read_transformer(target).network_class
+        one, two = (_meta_class(replace(target, layers=n)) for n in (1, 2))
+        tail = 2 * len(one.stages) - len(two.stages)  # the final norm, if any; what comes before is a layer
+        layer = one.stages[: len(one.stages) - tail]
+        return replace(one, stages=layer * target.layers + one.stages[len(layer) :])
     return read(target).network_class
+
+
+def _meta_class(config: TransformerConfig) -> NetworkClass:
+    try:
+        with torch.device("meta"):
+            return _read_transformer(Transformer(config)).network_class
+    except (RuntimeError, OverflowError) as error:
+        raise AnyformerError(f"sizes of this configuration overflow 64-bit integers: {config} ({error})") from None
 
 
 def _refusals(module: Transformer) -> list[str]:
     """Whatever makes a Transformer something else than what its configuration says."""
     with torch.device("meta"):
-        plain = dict(Transformer(module.config).named_modules())
+        plain = Transformer(module.config)
+    parts, configured = (dict(m.named_modules(remove_duplicate=False)) for m in (module, plain))
     reasons = []
-    for name, part in module.named_modules():
-        where, expected = name or "the module itself", plain.get(name)
+    for name, expected in configured.items():
+        if name not in parts and name.rpartition(".")[0] in parts:
+            reasons.append(f"{name}: missing, a {type(expected).__name__} was configured")
+    for name, part in parts.items():
+        where, expected = name or "the module itself", configured.get(name)
         if expected is None:
             reasons.append(f"{where} ({type(part).__name__}): not a part of the configured transformer")
         elif type(part) is not type(expected):
             reasons.append(f"{where}: a {type(part).__name__} stands in place of {type(expected).__name__}")
+        else:
+            for option in ("eps", "max_norm"):
+                got, wanted = getattr(part, option, None), getattr(expected, option, None)
+                if got != wanted:
+                    reasons.append(f"{where}: its {option} is {got}, the configured one is {wanted}")
+            if getattr(part, "config", module.config) != module.config:
+                reasons.append(f"{where}: its config is not the transformer's")
+        if "forward" in vars(part):
+            reasons.append(f"{where}: its forward was replaced")
         if part._forward_hooks or part._forward_pre_hooks:
             reasons.append(f"{where}: forward hooks may change what it computes")
         if isinstance(part, MLP) and part.activation is not ACTIVATIONS[module.config.activation]:
@@ -85,6 +108,13 @@ def _refusals(module: Transformer) -> list[str]:
     dtypes = {p.dtype for p in module.parameters()}
     if not dtypes <= {torch.float32, torch.float64} or len(dtypes) > 1:
         reasons.append(f"parameters must all be float32 or all float64, got {', '.join(sorted(map(str, dtypes)))}")
+    parameters = dict(module.named_parameters(remove_duplicate=False))
+    for name, expected in plain.named_parameters():
+        got = parameters.get(name)
+        if got is None and name.rpartition(".")[0] in parts:
+            reasons.append(f"{name}: missing, a parameter of shape {tuple(expected.shape)} was configured")
+        elif got is not None and got.shape != expected.shape:
+            reasons.append(f"{name} has shape {tuple(got.shape)}, the configured one {tuple(expected.shape)}")
     for name, parameter in module.named_parameters():
         if not bool(torch.isfinite(parameter).all()):
             reasons.append(f"{name} holds NaN or infinite weights")

@@ -170,14 +170,19 @@ class Transformer(nn.Module):
         return self.readout(x if self.norm is None else self.norm(x))
 
     def _check(self, tokens: Tensor, mask: Tensor | None, positions: Tensor | None) -> None:
-        if tokens.ndim != 2 or tokens.numel() == 0 or tokens.is_floating_point():
-            raise AnyformerError(f"tokens must be integers of shape (batch, n), n >= 1; got {tuple(tokens.shape)}")
+        if tokens.ndim != 2 or tokens.numel() == 0 or tokens.is_floating_point() or tokens.dtype == torch.bool:
+            got = f"{tuple(tokens.shape)}, {tokens.dtype}"
+            raise AnyformerError(f"tokens must be integers of shape (batch, n), n >= 1; got {got}")
         low, high = int(tokens.min()), int(tokens.max())
         if low < 0 or high >= self.config.vocab:
             raise AnyformerError(f"token ids must lie in 0..{self.config.vocab - 1}, got {low if low < 0 else high}")
         for name, value in (("mask", mask), ("positions", positions)):
             if value is not None and value.shape != tokens.shape:
                 raise AnyformerError(f"{name} must have the shape of tokens {tuple(tokens.shape)}, got {tuple(value.shape)}")
+        if mask is not None and mask.dtype != torch.bool:
+            raise AnyformerError(f"mask must be Boolean (True at real tokens), got {mask.dtype}")
+        if positions is not None and (positions.is_floating_point() or int(positions.min()) < 0):
+            raise AnyformerError("positions must be integers >= 0")
 
     def save(self, folder: str | Path) -> None:
         """Write ``config.json`` and ``model.safetensors`` (and token names, in the configuration), atomically."""

@@ -1,0 +1,305 @@
+"""The command line: ``anyformer`` (also ``python -m anyformer``). Exit code 0: fine, 1: false, 2: unusable input."""
+
+import json
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import tyro
+from tyro.conf import Positional, arg
+
+from anyformer.errors import AnyformerError
+
+AsJson = Annotated[bool, arg(name="json", help="print one JSON object and nothing else")]
+Output = Annotated[Path, arg(aliases=["-o"])]
+
+
+@dataclass(frozen=True)
+class Demo:
+    """Train two small targets, compile both into programs for one fixed 0/1 machine, swap them, and prove that it works.
+
+    Example: anyformer demo
+    """
+
+    output: Output = Path("demo")
+    """Folder for targets, programs and overview.png."""
+    as_json: AsJson = False
+
+
+@dataclass(frozen=True)
+class Compile:
+    """Compile a target's folder into a program: the input embedding of a fixed machine.
+
+    Example: anyformer compile demo/targets/dyck --backbone looped -o dyck-looped
+    """
+
+    target: Positional[Path]
+    """Folder of a target (config.json, model.safetensors)."""
+    output: Output
+    """Folder for the program."""
+    backbone: str = "path-tree"
+    """Which machine: path-tree, looped, chain or random."""
+    seed: int | None = None
+    """Random backbone: its seed (default 0)."""
+    oversample: float | None = None
+    """Random backbone: width / required reads (default 1.25)."""
+    law: Literal["uniform", "gaussian"] | None = None
+    """Random backbone: law of the weights (default uniform)."""
+    dtype: Literal["float32", "float64"] | None = None
+    """dtype of the program (default: the target's)."""
+    as_json: AsJson = False
+
+
+@dataclass(frozen=True)
+class Run:
+    """Run a program on its machine.
+
+    Example: anyformer run demo/programs/dyck --tokens "( ( ) ) ?"
+    """
+
+    program: Positional[Path]
+    """Folder of a program."""
+    tokens: str
+    """Token names (or ids, where the program has no names), separated by spaces."""
+    as_json: AsJson = False
+
+
+@dataclass(frozen=True)
+class Verify:
+    """Compare a program with its target's own forward: outputs and every attention pattern. Exit code 1 if they differ.
+
+    Example: anyformer verify demo/programs/dyck demo/targets/dyck
+    """
+
+    program: Positional[Path]
+    """Folder of a program."""
+    target: Positional[Path]
+    """Folder of its target."""
+    sequences: int = 8
+    """Random sequences of each length."""
+    length: int = 32
+    """Longest random sequence."""
+    dtype: Literal["float32", "float64"] | None = None
+    """dtype to compare in (default: the program's)."""
+    as_json: AsJson = False
+
+
+@dataclass(frozen=True)
+class Inspect:
+    """Say what a program is: class, sizes, and the meaning of each block of coordinates.
+
+    Example: anyformer inspect demo/programs/dyck
+    """
+
+    program: Positional[Path]
+    """Folder of a program."""
+    as_json: AsJson = False
+
+
+@dataclass(frozen=True)
+class CostCommand:
+    """Width and memory of every machine for a class of targets, and the lower bound. Nothing is built, however large.
+
+    Example: anyformer cost --heads 2 --layers 4 --head-dim 30 --features 30
+    """
+
+    heads: int
+    layers: int
+    head_dim: int
+    features: int
+    vocab: int | None = None
+    """Vocabulary of a read-out; without one a leaf is as wide as the features."""
+    residual: bool = False
+    norm: Literal["none", "rms", "layer"] = "none"
+    norm_position: Literal["pre", "post"] = "pre"
+    mlp: int = 0
+    """Hidden units of the MLP (0: none)."""
+    gated: bool = False
+    bias: bool = False
+    length: int = 1
+    """Sequence length for state = width x length."""
+    as_json: AsJson = False
+
+
+@dataclass(frozen=True)
+class Command:
+    """One row of the table of commands."""
+
+    options: type
+    action: Callable[[Any], tuple[dict[str, Any], int]]
+    line: str
+
+
+def _demo(options: Demo) -> tuple[dict[str, Any], int]:
+    from anyformer.console import demo_progress, show_demo
+    from anyformer.demo import run_demo
+
+    with demo_progress(quiet=options.as_json) as report:
+        result = run_demo(options.output, report)
+    if not options.as_json:
+        show_demo(result)
+    return result, 0 if result["passed"] else 1
+
+
+def _compile(options: Compile) -> tuple[dict[str, Any], int]:
+    import torch
+
+    from anyformer.backbones import MACHINES
+    from anyformer.compiling import compile
+    from anyformer.targets.transformer import Transformer
+    from anyformer.verifying import verify
+
+    if options.backbone not in MACHINES:
+        raise AnyformerError(f"--backbone must be one of {', '.join(MACHINES)}, got {options.backbone!r}")
+    target = Transformer.load(options.target)
+    given = {k: v for k in ("seed", "oversample", "law") if (v := getattr(options, k)) is not None}
+    machine = MACHINES[options.backbone].for_class(target, **given)
+    program = compile(target, machine, dtype=options.dtype and getattr(torch, options.dtype))
+    verdict = verify(program, target)
+    program = replace(program, report=verdict.to_json())
+    program.save(options.output)
+    result = {
+        "program": str(options.output),
+        "backbone": machine.name,
+        "width": machine.width,
+        "parameters": program.parameters,
+        "fingerprint": machine.fingerprint,
+        "report": program.report,
+        "provenance": program.provenance,
+    }
+    if not options.as_json:
+        from anyformer.console import show
+
+        show(f"compiled {options.target} for {machine!r}\n{verdict}\nwrote {options.output} ({program.parameters:,} numbers)")
+        for key in ("condition", "oversampling", "forecast_relative_error"):
+            if key in program.provenance:
+                show(f"  {key.replace('_', ' ')}: {program.provenance[key]:.3g}")
+    return result, 0 if verdict.passed else 1
+
+
+def _run(options: Run) -> tuple[dict[str, Any], int]:
+    import torch
+
+    from anyformer.program import load
+    from anyformer.running import run
+
+    program = load(options.program)
+    ids = program.token_ids(options.tokens)
+    with torch.no_grad():
+        logits = run(program, torch.tensor([ids]))[0]
+    names = program.token_names or tuple(str(i) for i in range(program.vocab))
+    best = logits.argmax(-1).tolist()
+    predicted = [names[i] if i < len(names) else str(i) for i in best]
+    result = {"tokens": [names[i] for i in ids], "predictions": predicted, "logits": logits.tolist()}
+    if not options.as_json:
+        from anyformer.console import show_run
+
+        show_run(result, logits.softmax(-1).amax(-1).tolist())
+    return result, 0
+
+
+def _verify(options: Verify) -> tuple[dict[str, Any], int]:
+    import torch
+
+    from anyformer.program import load
+    from anyformer.targets.transformer import Transformer
+    from anyformer.verifying import verify
+
+    program, target = load(options.program), Transformer.load(options.target)
+    dtype = options.dtype and getattr(torch, options.dtype)
+    verdict = verify(program, target, sequences=options.sequences, length=options.length, dtype=dtype)
+    if not options.as_json:
+        from anyformer.console import show
+
+        show(str(verdict))
+    return verdict.to_json(), 0 if verdict.passed else 1
+
+
+def _inspect(options: Inspect) -> tuple[dict[str, Any], int]:
+    from anyformer.console import describe, show_description
+    from anyformer.program import load
+
+    result = describe(load(options.program))
+    if not options.as_json:
+        show_description(result)
+    return result, 0
+
+
+def _cost(options: CostCommand) -> tuple[dict[str, Any], int]:
+    from anyformer.costs import cost
+    from anyformer.targets.transformer import TransformerConfig
+
+    config = TransformerConfig(
+        vocab=options.features if options.vocab is None else options.vocab,
+        heads=options.heads,
+        layers=options.layers,
+        head_dim=options.head_dim,
+        features=options.features,
+        residual=options.residual,
+        norm=None if options.norm == "none" else options.norm,
+        norm_position=options.norm_position,
+        mlp=options.mlp,
+        gated=options.gated,
+        bias=options.bias,
+    )
+    result = cost(config, options.length)
+    if not options.as_json:
+        from anyformer.console import show_cost
+
+        show_cost(result)
+    return result, 0
+
+
+COMMANDS: dict[str, Command] = {
+    "demo": Command(Demo, _demo, "train two targets, run both on one fixed machine (3 minutes)"),
+    "run": Command(Run, _run, "run a program on some tokens"),
+    "inspect": Command(Inspect, _inspect, "what a program is, coordinate by coordinate"),
+    "compile": Command(Compile, _compile, "a target of yours becomes a program"),
+    "verify": Command(Verify, _verify, "a program against its target, outputs and attention"),
+    "cost": Command(CostCommand, _cost, "width of every machine for a class"),
+}
+"""In the order in which a newcomer needs them."""
+
+
+def _parse(arguments: Sequence[str]) -> tuple[Command, Any]:
+    name, rest = arguments[0], list(arguments[1:])
+    if name not in COMMANDS:
+        raise AnyformerError(f"there is no command {name!r}; commands: {', '.join(COMMANDS)} (anyformer alone explains them)")
+    command = COMMANDS[name]
+    return command, tyro.cli(command.options, prog=f"anyformer {name}", args=rest, description=command.options.__doc__)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command. Unusable input gives one line on standard error and 2; Ctrl-C gives 130."""
+    arguments = sys.argv[1:] if arguments is None else list(arguments)
+    if not arguments or arguments[0] in ("-h", "--help"):
+        from anyformer.console import show_commands
+
+        show_commands({name: (c.line, (c.options.__doc__ or "").split("Example: ")[-1].strip()) for name, c in COMMANDS.items()})
+        return 0
+    try:
+        command, options = _parse(arguments)
+        result, code = command.action(options)
+        if options.as_json:
+            print(json.dumps(result))
+    except AnyformerError as error:
+        print(f"anyformer: {error}", file=sys.stderr)
+        return 2
+    except (OSError, MemoryError) as error:
+        print(f"anyformer: {error or 'out of memory'}", file=sys.stderr)
+        return 2
+    except ValueError as error:
+        if "integer string conversion" not in str(error):
+            raise
+        print("anyformer: a width of this class has more than 4300 digits; choose fewer layers or heads", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("anyformer: interrupted", file=sys.stderr)
+        return 130
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

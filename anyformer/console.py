@@ -1,0 +1,172 @@
+"""What commands print for people: tables and progress bars. Quiet where the output is no terminal."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from anyformer.backbones.machine import Machine
+from anyformer.backbones.path_tree import PathTree
+from anyformer.memory import approximate, human_bytes
+from anyformer.program import Program
+
+OUT = Console(highlight=False, soft_wrap=True)
+MOST_BLOCKS = 64
+
+
+def show(text: str) -> None:
+    """Print a line as it is."""
+    OUT.print(text, markup=False)
+
+
+def show_commands(commands: dict[str, tuple[str, str]]) -> None:
+    """The table of commands: each with one line and one example."""
+    show("anyformer: a fixed transformer can be any transformer; its input embedding is the program\n")
+    for name, (line, example) in commands.items():
+        show(f"  {name:<9} {line}\n            {example}")
+    show("\nanyformer COMMAND --help explains a command; --json prints one JSON object.")
+
+
+@contextmanager
+def demo_progress(quiet: bool) -> Iterator[Any]:
+    """A bar for each target while it trains; calls ``report(task, step, steps, loss, accuracy, seconds_left)``."""
+    if quiet or not OUT.is_terminal:
+        if not quiet:
+            show("training two targets, about two minutes ...")
+        yield None
+        return
+    columns = (
+        TextColumn("training {task.description:<8}"),
+        BarColumn(),
+        TextColumn("{task.fields[figures]}"),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=OUT) as progress:
+        bars: dict[str, Any] = {}
+
+        def report(task: str, step: int, steps: int, loss: float, accuracy: float, seconds_left: float) -> None:
+            figures = f"accuracy {100 * accuracy:5.1f} %  loss {loss:.3f}"
+            if task not in bars:
+                bars[task] = progress.add_task(task, total=steps, figures=figures)
+            progress.update(bars[task], completed=step, figures=figures)
+
+        yield report
+
+
+def show_demo(result: dict[str, Any]) -> None:
+    """The demo's table."""
+    ones = f"{result['nonzero_weights']:,} weights that are 1, all others 0"
+    show(f"one fixed machine: {result['backbone']}, width {result['width']}, {ones}, sha256 {result['sha256'][:12]}...")
+    table = Table(
+        "program", "target accuracy", "on the machine", "worst output error", "worst pattern error", "literal 0/1 machine"
+    )
+    for p in result["programs"]:
+        table.add_row(
+            p["task"],
+            f"{p['target_accuracy']:.2f} %",
+            f"{p['program_accuracy']:.2f} %",
+            f"{p['max_abs_error']:.1e} ({p['dtype']})",
+            f"{p['max_pattern_error']:.1e}",
+            f"agrees to {p['literal_error']:.1e}",
+        )
+    OUT.print(table)
+    show(
+        f"machine unchanged: {'yes' if result['backbone_unchanged'] else 'NO'}.   wrote {result['folder']}/overview.png, targets, programs"
+    )
+    show(f'next: anyformer run {result["folder"]}/programs/dyck --tokens "( ( ) ) ?"')
+
+
+def show_run(result: dict[str, Any], confidence: list[float]) -> None:
+    """Position, token, prediction."""
+    table = Table("position", "token", "prediction", "probability")
+    for i, (token, predicted) in enumerate(zip(result["tokens"], result["predictions"], strict=True)):
+        table.add_row(str(i + 1), token, predicted, f"{confidence[i]:.3f}")
+    OUT.print(table)
+
+
+def describe(program: Program) -> dict[str, Any]:
+    """A program in plain data: machine, class, sizes, blocks of coordinates."""
+    machine: Machine = program.machine()
+    blocks = []
+    if type(machine) in (PathTree,) or type(machine).__name__ == "Looped":
+        for name, path, start, count in machine.tree.blocks():  # type: ignore[attr-defined]
+            blocks.append({"block": name, "path": list(path), "start": start, "count": count})
+            if len(blocks) >= 10_000:
+                break
+    else:
+        blocks = [{"block": str(machine.coordinate(0)), "path": [], "start": 0, "count": machine.width}]
+    return {
+        "machine": repr(machine),
+        "backbone": machine.name,
+        "width": machine.width,
+        "fingerprint": program.fingerprint,
+        "class": machine.network_class.to_json(),
+        "vocab": program.vocab,
+        "token_names": None if program.token_names is None else list(program.token_names),
+        "dtype": str(program.dtype).removeprefix("torch."),
+        "parameters": program.parameters,
+        "token_columns": program.tokens.shape[1],
+        "position_rows": 0 if program.positions is None else program.positions.shape[0],
+        "constant_columns": 0 if program.constants is None else program.constants.shape[0],
+        "cost": asdict(machine.cost()),
+        "blocks": blocks,
+        "provenance": program.provenance,
+        "report": program.report,
+    }
+
+
+def show_description(result: dict[str, Any]) -> None:
+    """The same for people."""
+    show(result["machine"])
+    show(f"fingerprint {result['fingerprint']}")
+    for s, stage in enumerate(result["class"]["stages"]):
+        banks = "  +  ".join(
+            _operator(b["operator"]) + ("" if b["map"] == "general" else f" [{b['map']} map]") for b in stage["branches"]
+        )
+        show(f"  stage {s + 1}: {banks}")
+    names = " ".join(result["token_names"] or []) or "no token names"
+    show(f"{result['vocab']} tokens: {names}")
+    show(
+        f"{result['parameters']:,} numbers ({result['dtype']}): {result['token_columns']} token columns, {result['position_rows']} position "
+        f"rows, {result['constant_columns']} constant columns"
+    )
+    table = Table("coordinates", "what", "path")
+    for block in result["blocks"][:MOST_BLOCKS]:
+        last = block["start"] + block["count"] - 1
+        table.add_row(f"{block['start']}..{last}", block["block"], ", ".join(block["path"]) or "root")
+    OUT.print(table)
+    if len(result["blocks"]) > MOST_BLOCKS:
+        show(f"and {len(result['blocks']) - MOST_BLOCKS} more blocks (--json prints them)")
+    report = result["report"]
+    show(
+        "not verified"
+        if report is None
+        else f"verified: passed={report['passed']}, worst error {report['max_abs_error']:.1e} ({report['dtype']})"
+    )
+
+
+def _operator(data: dict[str, Any]) -> str:
+    simple = ", ".join(
+        f"{k}={_operator(v) if isinstance(v, dict) else v}"
+        for k, v in data.items()
+        if k != "type" and v not in (None, False) and not isinstance(v, list)
+    )
+    return f"{data['type']}({simple})"
+
+
+def show_cost(result: dict[str, Any]) -> None:
+    """One row a machine."""
+    table = Table("machine", "width", "state", "depth", "heads", "non-zero weights", "a float32 token row")
+    for name, sizes in result["backbones"].items():
+        if sizes["width"] is None:
+            table.add_row(name, "none", "", "", "", "", sizes["reason"].split(":")[0])
+            continue
+        extra = f" (recommended {approximate(sizes['recommended'])})" if "recommended" in sizes else ""
+        numbers = [approximate(sizes[k]) for k in ("state", "depth", "heads", "nonzero_weights")]
+        table.add_row(name, approximate(sizes["width"]) + extra, *numbers, human_bytes(sizes["bytes"]))
+    OUT.print(table)
+    show(f"lower bound for any machine that matches attention: width >= H^(L/2) = {approximate(result['lower_bound'])}")

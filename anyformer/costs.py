@@ -1,0 +1,46 @@
+"""What universality costs: the width of every registered machine for a class, beside the lower bound.
+
+Any universal model that matches attention needs ``m >= H^(L/2)``, even with d_in = 1 (arXiv 2605.31423, Theorem 4.1). All sizes are
+integers of any magnitude: a width of 1e48 is an answer.
+"""
+
+from dataclasses import asdict
+from math import isqrt
+from typing import Any
+
+from anyformer.backbones.random_backbone import Random, recommended_width, required_reads
+from anyformer.backbones.registry import MACHINES
+from anyformer.errors import AnyformerError, OutsideClass
+from anyformer.network import NetworkClass
+from anyformer.targets.reading import network_class
+
+
+def lower_bound(heads: int, layers: int) -> int:
+    """The smallest integer >= H^(L/2), exactly."""
+    power = heads**layers
+    root = isqrt(power)
+    return root if root * root == power else root + 1
+
+
+def cost(target: Any, length: int = 1) -> dict[str, Any]:
+    """Sizes of every machine for the class of ``target`` (a module, Network, NetworkClass or TransformerConfig).
+
+    ``{"backbones": {name: {"width": .., "length": .., "state": .., "depth": .., "heads": .., "nonzero_weights": .., "bytes": ..}},
+    "lower_bound": ..}``; a machine that cannot hold the class has ``{"width": None, "reason": ..}``. For random backbones ``width`` is N, the
+    least, and ``recommended`` ceil(1.25 N). Nothing is allocated.
+    """
+    if length < 1:
+        raise AnyformerError(f"length must be at least 1, got {length}")
+    known: NetworkClass = network_class(target)
+    backbones: dict[str, Any] = {}
+    for name, machine in MACHINES.items():
+        try:
+            options = {"width": required_reads(known)} if issubclass(machine, Random) else {}
+            recipe = machine.recipe_for(known, **options)
+            backbones[name] = asdict(machine.cost_of(recipe, length))
+        except OutsideClass as error:
+            backbones[name] = {"width": None, "reason": str(error)}
+        else:
+            if issubclass(machine, Random):
+                backbones[name]["recommended"] = recommended_width(required_reads(known))
+    return {"backbones": backbones, "lower_bound": lower_bound(max(known.heads, 1), known.layers)}

@@ -1,0 +1,228 @@
+"""Verify a program against its target: the target's *own* forward, outputs and every attention pattern.
+
+The Network that was read from the target is never used here: a wrong reader would agree with itself. The ladder of
+exactness (float64: 1e-10; float32: torch's defaults) is applied to the largest error against the largest magnitude:
+
+    max |program - target|  <=  atol + rtol * max |target|
+"""
+
+import copy
+import math
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from jaxtyping import Int
+from torch import Tensor, nn
+
+from anyformer import philox
+from anyformer.errors import AnyformerError
+from anyformer.network import Network
+from anyformer.program import Program
+from anyformer.targets.transformer import Transformer
+
+OwnForward = Callable[[Any, Tensor, Tensor | None], tuple[Tensor, list[Tensor]]]
+"""(module, tokens, mask) -> logits and the patterns of every attention layer, by the module's own code."""
+
+OWN_FORWARD: dict[type, OwnForward] = {Transformer: lambda module, tokens, mask: module.with_patterns(tokens, mask=mask)}
+"""Module type -> its own forward with patterns. A target of your own is one entry."""
+
+LADDER = {torch.float64: (1e-10, 1e-10), torch.float32: (1e-5, 1.3e-6)}
+"""dtype -> (atol, rtol)."""
+
+TIE = {torch.float64: 1e-9, torch.float32: 1e-4}
+
+
+class VerificationFailed(AnyformerError):
+    """Raised by :meth:`Verdict.raise_if_not`; carries the verdict."""
+
+    def __init__(self, verdict: "Verdict"):
+        self.verdict = verdict
+        super().__init__(str(verdict))
+
+
+@dataclass(frozen=True, eq=False)
+class Verdict:
+    """What a verification found. A failed one that nobody looks at warns when it is dropped.
+
+    ``max_abs_error`` and ``max_rel_error`` (against the largest magnitude) of the outputs, and where; ``max_pattern_error`` over all
+    layers and heads, and where; ``tie_gap``: the smallest relative score gap of average-hard attention (None: no such attention),
+    ``tie_gap_sufficient``: whether it exceeds ten tie widths, the condition under which exactness is claimed.
+    """
+
+    outcome: bool
+    max_abs_error: float
+    max_rel_error: float
+    where: str
+    max_pattern_error: float
+    pattern_where: str
+    dtype: str
+    atol: float
+    rtol: float
+    sequences: int
+    patterns: int
+    tie_gap: float | None = None
+    tie_gap_sufficient: bool | None = None
+    _seen: list[bool] = field(default_factory=list, repr=False)
+
+    @property
+    def passed(self) -> bool:
+        """Whether every output and every pattern is within tolerance."""
+        self._seen.append(True)
+        return self.outcome
+
+    def __bool__(self) -> bool:
+        return self.passed
+
+    def raise_if_not(self) -> "Verdict":
+        """Raise :class:`VerificationFailed` unless passed; returns the verdict."""
+        if not self.passed:
+            raise VerificationFailed(self)
+        return self
+
+    def to_json(self) -> dict[str, Any]:
+        """All fields, and ``passed``."""
+        fields = {k: v for k, v in vars(self).items() if k not in ("outcome", "_seen")}
+        return {"passed": self.passed} | {
+            k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in fields.items()
+        }
+
+    def __str__(self) -> str:
+        verdict = "passed" if self.passed else "FAILED"
+        text = (
+            f"verification {verdict}: worst output error {self.max_abs_error:.1e} ({self.max_rel_error:.1e} relative) at {self.where}; "
+            f"worst pattern error {self.max_pattern_error:.1e} at {self.pattern_where}; {self.dtype}, tolerance {self.atol:.0e} + "
+            f"{self.rtol:.1e} x magnitude; {self.sequences} sequences, {self.patterns} patterns"
+        )
+        if self.tie_gap is not None:
+            enough = "above" if self.tie_gap_sufficient else "NOT above"
+            text += f"; smallest hard-attention gap {self.tie_gap:.1e}, {enough} ten tie widths"
+        return text
+
+    def __del__(self) -> None:
+        if not self.outcome and not self._seen:
+            self._seen.append(True)
+            warnings.warn(f"nobody looked at a failed verdict: {self}", RuntimeWarning, stacklevel=2)
+
+
+def verify(
+    program: Program,
+    target: nn.Module | Network,
+    *,
+    tokens: Int[Tensor, "batch n"] | None = None,
+    sequences: int = 8,
+    length: int = 32,
+    seed: int = 0,
+    tolerance: tuple[float, float] | None = None,
+    dtype: torch.dtype | None = None,
+) -> Verdict:
+    """Compare a program on its machine with its target: outputs and all attention patterns.
+
+    Inputs: ``sequences`` random ones of lengths 1, 2 and ``length`` (cut to the position table), the last also padded on both sides,
+    and the given ``tokens``. ``dtype`` (default: the program's) is what both run in; ``tolerance`` is (atol, rtol), default the ladder's.
+    Raises :class:`AnyformerError` where the target has no forward of its own, or does not fit the program.
+    """
+    source = target.source if isinstance(target, Network) else target
+    own = next((OWN_FORWARD[kind] for kind in type(source).__mro__ if kind in OWN_FORWARD), None) if source is not None else None
+    if own is None:
+        what = (
+            "this Network has no source"
+            if source is None
+            else f"a {type(source).__name__} has no registered forward with patterns"
+        )
+        raise AnyformerError(
+            f"nothing to verify against: {what}; give the module that the program was compiled from, or register its forward in "
+            "anyformer.verifying.OWN_FORWARD"
+        )
+    dtype = dtype or program.dtype
+    atol, rtol = tolerance or LADDER.get(dtype, (math.nan, math.nan))
+    if not (atol >= 0 and rtol >= 0):
+        raise AnyformerError(f"no tolerance is known for {dtype}; give tolerance=(atol, rtol)")
+    module = copy.deepcopy(source).to(dtype).eval()
+    program = program.detach().to(dtype)
+    machine = program.machine()
+    worst, worst_pattern = _Worst(), _Worst()
+    magnitude = pattern_magnitude = 0.0
+    gaps: list[float] = []
+    count = compared = 0
+    for batch, mask in _batches(program, tokens, sequences, length, seed):
+        with torch.no_grad():
+            expected, patterns = own(module, batch, mask)
+            trace = machine.trace(batch, program, mask=mask)
+        real = torch.ones_like(batch, dtype=torch.bool) if mask is None else mask
+        assert trace.logits is not None
+        if trace.logits.shape != expected.shape or len(trace.patterns) != len(patterns):
+            raise AnyformerError(
+                f"the program computes logits {tuple(trace.logits.shape)} and {len(trace.patterns)} attention layers, the target "
+                f"{tuple(expected.shape)} and {len(patterns)}: this program is for another target"
+            )
+        error = (trace.logits - expected).abs() * real[..., None]
+        magnitude = max(magnitude, float((expected * real[..., None]).abs().max()))
+        worst.update(error, lambda i: f"sequence {count + i[0] + 1}, position {i[1] + 1}, output {_named(program, i[2])}")  # noqa: B023
+        for layer, (mine, theirs) in enumerate(zip(trace.patterns, patterns, strict=True)):
+            error = (mine - theirs).abs() * real[:, None, :, None]
+            pattern_magnitude = max(pattern_magnitude, float(theirs.abs().max()))
+            worst_pattern.update(
+                error,
+                lambda i, layer=layer: (
+                    f"layer {layer + 1}, head {i[1] + 1}, sequence {count + i[0] + 1}, query {i[2] + 1}, key {i[3] + 1}"
+                ),
+            )
+            compared += mine.shape[0] * mine.shape[1]
+        if mask is None:
+            gaps += trace.gaps
+        count += batch.shape[0]
+    good = worst.size <= atol + rtol * magnitude and worst_pattern.size <= atol + rtol * pattern_magnitude
+    gap = min(gaps) if gaps else None
+    return Verdict(
+        outcome=good,
+        max_abs_error=worst.size,
+        max_rel_error=worst.size / magnitude if magnitude else worst.size,
+        where=worst.where,
+        max_pattern_error=worst_pattern.size,
+        pattern_where=worst_pattern.where,
+        dtype=str(dtype).removeprefix("torch."),
+        atol=atol,
+        rtol=rtol,
+        sequences=count,
+        patterns=compared,
+        tie_gap=gap,
+        tie_gap_sufficient=None if gap is None else gap > 10 * TIE.get(dtype, 1e-4),
+    )
+
+
+class _Worst:
+    """The largest error so far, and where. NaN counts as infinite."""
+
+    def __init__(self) -> None:
+        self.size, self.where = -1.0, "nowhere"
+
+    def update(self, error: Tensor, describe: Callable[[tuple[int, ...]], str]) -> None:
+        error = error.nan_to_num(nan=math.inf)
+        largest = float(error.max())
+        if largest > self.size:
+            index = tuple(int(i) for i in torch.unravel_index(error.argmax(), error.shape))
+            self.size, self.where = largest, describe(index)
+
+
+def _named(program: Program, output: int) -> str:
+    names = program.token_names
+    return f"{output + 1}" + (f" ({names[output]})" if names is not None and output < len(names) else "")
+
+
+def _batches(program: Program, tokens: Tensor | None, sequences: int, length: int, seed: int):
+    """Random batches of several lengths, a padded one, and the given tokens."""
+    if sequences < 1 or length < 1:
+        raise AnyformerError(f"sequences and length must be at least 1, got {sequences} and {length}")
+    if program.positions is not None:
+        length = min(length, program.positions.shape[0])
+    for stream, n in enumerate(sorted({1, min(2, length), length})):
+        yield torch.from_numpy(philox.integers(seed, stream, (sequences, n), program.vocab)), None
+    if length >= 3:
+        mask = torch.ones(sequences, length, dtype=torch.bool)
+        mask[::2, :1], mask[1::2, -2:] = False, False
+        yield torch.from_numpy(philox.integers(seed, 3, (sequences, length), program.vocab)), mask
+    if tokens is not None:
+        yield tokens, None
