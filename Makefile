@@ -21,7 +21,7 @@ lint: .venv/.dev
 	$(BIN)/pyright --pythonpath $(BIN)/python
 
 bench: .venv/.dev
-	for file in benchmarks/*.py; do $(BIN)/python $$file || exit 1; done
+	for file in $(filter-out benchmarks/measure.py,$(wildcard benchmarks/*.py)); do echo "== $$file"; $(BIN)/python $$file || exit 1; done
 
 .venv/.created:
 	$(PYTHON) -m venv .venv

@@ -16,8 +16,8 @@ def compile(target: nn.Module | Network, machine: Machine, *, dtype: torch.dtype
     """The program that makes ``machine`` compute ``target``.
 
     Path trees: ``E = E0 T_0`` with the path products accumulated in float64 (:mod:`anyformer.unrolling`); random backbones: the
-    minimum-norm solution of ``E R_all = E0 T_0``. A differentiable function of the target's tensors; saving detaches. ``dtype`` of the
-    program defaults to the target's.
+    minimum-norm solution of ``E R_all = E0 T_0``. A differentiable function of the target's tensors; saving detaches.
+    ``dtype`` of the program defaults to the target's.
 
     Raises :class:`OutsideClass` with all reasons where the target cannot be read exactly or is not of the machine's class.
     """

@@ -1,7 +1,7 @@
 """What universality costs: the width of every registered machine for a class, beside the lower bound.
 
-Any universal model that matches attention needs ``m >= H^(L/2)``, even with d_in = 1 (arXiv 2605.31423, Theorem 4.1). All sizes are
-integers of any magnitude: a width of 1e48 is an answer.
+Any universal model that matches attention needs ``m >= H^(L/2)``, even with d_in = 1 (arXiv 2605.31423, Theorem 4.1). All
+sizes are integers of any magnitude: a width of 1e48 is an answer.
 """
 
 from dataclasses import asdict
@@ -25,7 +25,8 @@ def lower_bound(heads: int, layers: int) -> int:
 def cost(target: Any, length: int = 1) -> dict[str, Any]:
     """Sizes of every machine for the class of ``target`` (a module, Network, NetworkClass or TransformerConfig).
 
-    ``{"backbones": {name: {"width": .., "length": .., "state": .., "depth": .., "heads": .., "nonzero_weights": .., "bytes": ..}},
+    ``{"backbones": {name: {"width": .., "length": .., "state": .., "depth": .., "heads": .., "nonzero_weights": .., "bytes":
+    ..}},
     "lower_bound": ..}``; a machine that cannot hold the class has ``{"width": None, "reason": ..}``. For random backbones ``width`` is N, the
     least, and ``recommended`` ceil(1.25 N). Nothing is allocated.
     """

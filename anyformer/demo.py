@@ -1,4 +1,5 @@
-"""The main job on real work: train two targets, compile both for one fixed machine, swap the programs, prove that nothing else moved."""
+"""The main job on real work: train two targets, compile both for one fixed machine, swap the programs, prove that nothing
+else moved."""
 
 import hashlib
 from dataclasses import dataclass
@@ -42,12 +43,13 @@ def tensors_sha256(*modules: nn.Module) -> str:
     for module in modules:
         for name, tensor in sorted(module.state_dict().items()):
             total.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
-            total.update(memoryview(tensor.contiguous().view(-1).view(torch.uint8).numpy()))
+            total.update(tensor.contiguous().view(-1).view(torch.uint8).numpy().data)
     return total.hexdigest()
 
 
 def run_demo(folder: Path, report: Report | None = None) -> dict[str, Any]:
-    """Train, compile, verify, run on the live and on the literal machine, hash before and after, draw. Returns the JSON object."""
+    """Train, compile, verify, run on the live and on the literal machine, hash before and after, draw. Returns the JSON
+    object."""
     targets = train_demo_targets(report)
     machine = PathTree.for_class(DEMO_CLASS)
     literal = machine.literal()
@@ -83,19 +85,20 @@ def _measure(
     name: str, task: Task, target: Transformer, program: Program, machine: PathTree, literal: nn.Module, verdict: Verdict
 ) -> DemoResult:
     mine, theirs, error = 0.0, 0.0, verdict.max_abs_error
-    literal_error = 0.0
+    literal_error = magnitude = 0.0
     batches = EVALUATION_SIZE // BATCH
     with torch.no_grad():
         for index in range(batches):
             batch = task.batch(EVALUATION_SEED, index, BATCH)
             expected, got = target(batch.inputs), machine(batch.inputs, program)
+            magnitude = max(magnitude, float(expected.abs().max()))
             error = max(error, float((expected - got).abs().max()))
             theirs += task.accuracy(expected, batch) / batches
             mine += task.accuracy(got, batch) / batches
             if index == 0:
                 dense = literal(batch.inputs[:LITERAL_SEQUENCES], program)
                 literal_error = float((dense - got[:LITERAL_SEQUENCES]).abs().max())
-    passed = verdict.passed and literal_error <= verdict.atol + verdict.rtol * float(expected.abs().max())
+    passed = verdict.passed and literal_error <= verdict.atol + verdict.rtol * magnitude
     return DemoResult(
         name, 100 * theirs, 100 * mine, error, verdict.max_pattern_error, literal_error, passed, verdict.dtype, program.parameters
     )

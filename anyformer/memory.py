@@ -6,7 +6,14 @@ from anyformer.errors import AnyformerError
 
 
 def available_bytes() -> int | None:
-    """Physical memory that is free now, or None where the system does not say."""
+    """Physical memory that can be had now (on Linux with what the page cache can give back), or None where unknown."""
+    try:
+        with open("/proc/meminfo") as table:
+            for line in table:
+                if line.startswith("MemAvailable:"):
+                    return 1024 * int(line.split()[1])
+    except (OSError, ValueError):
+        pass
     try:
         return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (ValueError, OSError, AttributeError):

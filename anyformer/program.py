@@ -17,7 +17,7 @@ from torch import Tensor
 
 from anyformer.errors import AnyformerError
 from anyformer.memory import human_bytes, require_memory
-from anyformer.network import check_positions, check_tokens
+from anyformer.network import NetworkClass, check_positions, check_tokens
 from anyformer.operators import Context
 from anyformer.spec import Spec
 from anyformer.storage import read_folder, write_folder
@@ -88,11 +88,15 @@ class Program:
         require_memory(size, "the dense embedding")
         return self._place(rows, at, constants)
 
+    def _covers(self, at: Tensor) -> bool:
+        """Whether columns ``at`` are all coordinates in their order."""
+        return len(at) == self.width and bool((at == torch.arange(self.width, device=at.device)).all())
+
     def _place(self, rows: Tensor, at: Tensor | None, constants: Tensor | None) -> Tensor:
-        if rows.shape[-1] == self.width and at is not None and bool((at == torch.arange(self.width)).all()):
+        assert at is not None
+        if self._covers(at):
             return rows
         out = rows.new_zeros(*rows.shape[:-1], self.width)
-        assert at is not None
         out = out.index_copy(-1, at, rows)
         if constants is None:
             return out
@@ -109,7 +113,7 @@ class Program:
         assert self.position_at is not None
         check_positions(ctx.positions, self.positions.shape[0])
         rows = F.embedding(ctx.positions, self.positions)
-        return state + rows if rows.shape[-1] == self.width else state.index_add(-1, self.position_at, rows)
+        return state + rows if self._covers(self.position_at) else state.index_add(-1, self.position_at, rows)
 
     def to(self, dtype: torch.dtype) -> "Program":
         """The same program with columns of another dtype."""
@@ -179,6 +183,8 @@ def load(folder: str | Path) -> Program:
     recipe = Spec.from_json(config.get("recipe"))
     if recipe.digest() != config.get("fingerprint"):
         raise AnyformerError(f"{folder}: the recipe does not match its fingerprint; the file was changed, compile it again")
+    if not isinstance(getattr(recipe, "network_class", None), NetworkClass):
+        raise AnyformerError(f"{folder}: a {type(recipe).__name__} is not the recipe of a machine")
     width = recipe_width(recipe)
     if width != config.get("width"):
         raise AnyformerError(f"{folder}: width {config.get('width')!r} is not the width {width} of its machine")
@@ -195,8 +201,12 @@ def load(folder: str | Path) -> Program:
         expected["readout"] = ((width, None), None)
     stored.expect(expected)
     names = config.get("token_names")
-    if names is not None and (not isinstance(names, list) or len(names) != stored.shapes["tokens"][0]):
-        raise AnyformerError(f"{folder}: {stored.shapes['tokens'][0]} token names expected")
+    vocab = stored.shapes["tokens"][0]
+    if names is not None and not (isinstance(names, list) and len(names) == vocab and all(isinstance(n, str) for n in names)):
+        raise AnyformerError(f"{folder}: {vocab} token names expected")
+    for name in ("provenance", "report"):
+        if not isinstance(config.get(name), dict | None):
+            raise AnyformerError(f"{folder}: its {name} is not a JSON object")
     require_memory(sum(8 * torch.Size(s).numel() for s in stored.shapes.values()), f"the program in {folder}")
     tensors = stored.tensors()
     _check_coordinates(str(folder), width, tensors)

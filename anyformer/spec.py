@@ -36,7 +36,10 @@ class Spec:
     @classmethod
     def from_json(cls: type[S], data: Any) -> S:
         """Read a specification back; raises :class:`AnyformerError` for unknown types, fields or values."""
-        value = _decode(data)
+        try:
+            value = _decode(data)
+        except RecursionError:
+            raise AnyformerError("a specification is nested too deeply; the file is damaged") from None
         if not isinstance(value, cls):
             raise AnyformerError(f"expected a {cls.__name__}, got {type(value).__name__}")
         return value

@@ -4,15 +4,18 @@ From the program alone. All nodes of one level of the tree are ``node(s) = X T_s
 
     T_s = [ P_(s+1) , M_b T_(s+1) for each branch b ]
 
-so the children of the rows found so far, stacked over the branches, are ``[M_b] T_(s+1)`` with a common right factor: factor, level by level
-from the root. A factorisation fixes the stream only up to a change of basis; the basis is chosen so that the result is a plain module:
+so the children of the rows found so far, stacked over the branches, are ``[M_b] T_(s+1)`` with a common right factor:
+factor, level by level
+from the root. A factorisation fixes the stream only up to a change of basis; the basis is chosen so that the result is a
+plain module:
 
 * where a norm reads its D columns (at the node, or below residual branches), these columns *are* the features;
 * after a norm, the features are what it puts out;
 * under a residual branch, the residual child is the basis itself (the stream grows where a branch adds new directions);
 * else the leading singular vectors.
 
-The constant feature, where the class has one, is a row of its own throughout. Ranks are decided at the precision of the stored dtype.
+The constant feature, where the class has one, is a row of its own throughout. Ranks are decided at the precision of the
+stored dtype.
 """
 
 import math
@@ -46,8 +49,8 @@ class CurvePoint:
 
 @dataclass(frozen=True)
 class Specialization:
-    """What was found: rank of the stream after every stage, relative output error against the program, whether the result is a plain
-    :class:`Transformer`, and for learned programs the curve of rank against error."""
+    """What was found: rank of the stream after every stage, relative output error against the program, whether the result is
+    a plain :class:`Transformer`, and for learned programs the curve of rank against error."""
 
     features: tuple[int, ...]
     error: float
@@ -70,7 +73,8 @@ def specialize(program: Program, *, max_error: float | None = None, sequences: i
     """An ordinary module that computes what ``program`` computes, at the target's own size and speed; ``module.report`` is a
     :class:`Specialization`.
 
-    For a compiled program the ranks are the target's. For a learned one (or with ``max_error``, relative to the largest output) the
+    For a compiled program the ranks are the target's. For a learned one (or with ``max_error``, relative to the largest
+    output) the
     rank-error curve is measured on random sequences and the smallest module within ``max_error`` (default 1e-3) is returned.
     """
     program = program.detach()
@@ -131,7 +135,8 @@ def _features(network: Network) -> tuple[int, ...]:
 
 
 def _threshold(program: Program) -> float:
-    """Singular values below this share of the largest are noise of the stored dtype (times the condition of a random backbone)."""
+    """Singular values below this share of the largest are noise of the stored dtype (times the condition of a random
+    backbone)."""
     noise = 64 * torch.finfo(program.dtype).eps
     return noise * max(1.0, float(program.provenance.get("condition", 1.0)) / 8)
 
@@ -150,8 +155,8 @@ def tree_columns(program: Program) -> tuple[Tensor, Tensor | None]:
 def factor(program: Program, cutoff: float | None = None) -> Network:
     """The smallest Network (float64) whose unrolled form is the program, up to singular values below ``cutoff``.
 
-    In an affine class (a residual without norm) a bias cannot be told from one more feature; the variant that has the number of features
-    that compilation recorded is taken, the linear one where nothing is recorded.
+    In an affine class (a residual without norm) a bias cannot be told from one more feature; the variant that has the number
+    of features that compilation recorded is taken, the linear one where nothing is recorded.
     """
     network_class: NetworkClass = program.recipe.network_class  # type: ignore[attr-defined]
     structural = any(_has_constant(stage) for stage in network_class.stages)
@@ -230,7 +235,8 @@ class _Factoring:
         return None
 
     def groups(self, s: int) -> tuple[Tensor, Tensor, bool]:
-        """Which columns of node(s) are behind a norm (no constant part), which read the constant alone, and whether the norm centres."""
+        """Which columns of node(s) are behind a norm (no constant part), which read the constant alone, and whether the norm
+        centres."""
         width = self.tree.widths[s]
         behind, fixed = torch.zeros(width, dtype=torch.bool), torch.zeros(width, dtype=torch.bool)
         if s == len(self.tree.stages):
@@ -328,7 +334,8 @@ class _Factoring:
         return Stage(tuple(branches), t[:, : stage.shared] if stage.shared else None)
 
     def descend(self, s: int, t: Tensor) -> tuple[list[Tensor], Tensor, tuple[Tensor, Tensor]]:
-        """Dense maps (count, rows, D') of every bank of stage s, T_(s+1), and rows (features, constant) that span every stream there."""
+        """Dense maps (count, rows, D') of every bank of stage s, T_(s+1), and rows (features, constant) that span every
+        stream there."""
         stage, banks = self.tree.stages[s], self.tree.banks(s)
         blocks = [torch.stack([self.child(s, bank, g, t) for g in range(bank.branch.operator.count)]) for bank in banks]
         dim, columns, norm = t.shape[0] - self.constant, self.pinned(s + 1), _norm_bank(stage)
@@ -368,8 +375,8 @@ class _Factoring:
         )
 
     def _factor_children(self, stage: StageClass, blocks: list[Tensor], dim: int) -> tuple[list[Tensor], Tensor]:
-        """No norm in sight: the residual child is the basis, extended by what the others add. The constant part of branches whose rows sum to
-        1 passes through them unchanged: it moves into the constant's row of T_(s+1)."""
+        """No norm in sight: the residual child is the basis, extended by what the others add. The constant part of branches
+        whose rows sum to 1 passes through them unchanged: it moves into the constant's row of T_(s+1)."""
         residual = _residual(stage)
         through = [self.constant and b.operator.stochastic for b in stage.branches]
         parts = [block[:, :dim] if through[i] else block for i, block in enumerate(blocks)]
@@ -397,8 +404,8 @@ class _Factoring:
         return dense, torch.cat((basis, moved))
 
     def _map(self, kind: str, matrices: Tensor, carries: bool, reach: tuple[Tensor, Tensor]) -> LinearMap:
-        """Dense maps as the kind that the class states; ``carries``: this branch keeps the constant feature. A residual map is the identity plus
-        a shift if it is so on every stream that can occur."""
+        """Dense maps as the kind that the class states; ``carries``: this branch keeps the constant feature. A residual map
+        is the identity plus a shift if it is so on every stream that can occur."""
         features, ones = reach
         size = features.shape[1]
         change = features @ matrices[0, :size] - features if matrices.shape[2] == size else features

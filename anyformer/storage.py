@@ -2,8 +2,8 @@
 
 ``model.safetensors`` is self-contained: its metadata holds the configuration and a sha256 of the tensors. Replacing that one
 file is the commit of a save (`os.replace` is atomic); ``config.json`` and the card are readable copies put in place right after.
-A save that is killed before the commit leaves the old folder whole; one killed between commit and copies is completed by
-the next load, from the ``.next`` file that the save had already written.
+A save that is killed before the commit leaves the old folder whole; after one killed between commit and copies, the ``.next``
+file that it had already written stands for the copy, until the next save puts it in place.
 """
 
 import hashlib
@@ -36,7 +36,7 @@ def _checksum(tensors: dict[str, Tensor]) -> str:
     total = hashlib.sha256()
     for name, tensor in sorted(tensors.items()):
         total.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
-        total.update(memoryview(tensor.contiguous().view(-1).view(torch.uint8).numpy()))
+        total.update(tensor.contiguous().view(-1).view(torch.uint8).numpy().data)
     return total.hexdigest()
 
 
@@ -46,14 +46,15 @@ def write_folder(folder: str | Path, kind: str, about: dict[str, Any], tensors: 
     Raises :class:`AnyformerError` where the folder already holds something of another kind.
     """
     folder = Path(folder)
-    if (folder / CONFIG).exists() and _kind_of(folder) != kind:
-        raise AnyformerError(f"{folder} already holds something that is not an {kind}; choose another folder")
     if folder.exists() and not folder.is_dir():
         raise AnyformerError(f"{folder} is a file, a folder was expected; choose another name")
+    if any((folder / name).exists() for name in (MODEL, CONFIG, CARD)) and _kind_of(folder) != kind:
+        raise AnyformerError(f"{folder} already holds something that is not an {kind}; choose another folder")
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     config = {"format": kind, "format_version": FORMAT, "tensors_sha256": _checksum(tensors)} | about
     text = _canonical(config)
     folder.mkdir(parents=True, exist_ok=True)
+    _complete(folder)
     following = {name: folder / f".{name}.next" for name in (MODEL, CONFIG, CARD)}
     following[CONFIG].write_text(text, encoding="utf-8")
     following[CARD].write_text(card, encoding="utf-8")
@@ -66,10 +67,28 @@ def write_folder(folder: str | Path, kind: str, about: dict[str, Any], tensors: 
 
 
 def _kind_of(folder: Path) -> str | None:
+    """The format of what lies in a folder; of what a killed first save has committed where there is no ``config.json`` yet."""
+    config = folder / CONFIG
     try:
-        return json.loads((folder / CONFIG).read_text(encoding="utf-8")).get("format")
-    except (OSError, ValueError, AttributeError):
+        text = (config if config.exists() else folder / f".{CONFIG}.next").read_text(encoding="utf-8")
+        return json.loads(text).get("format")
+    except (OSError, ValueError, AttributeError, RecursionError):
         return None
+
+
+def _complete(folder: Path) -> None:
+    """Put the copies in place that a killed save had yet to, so that the save that follows may be killed as well."""
+    following = folder / f".{CONFIG}.next"
+    if not following.exists() or not (folder / MODEL).exists():
+        return
+    try:
+        with safe_open(folder / MODEL, framework="pt") as handle:
+            committed = (handle.metadata() or {}).get("anyformer") == following.read_text(encoding="utf-8")
+    except (SafetensorError, OSError, ValueError):
+        return
+    for name in (CARD, CONFIG) if committed else ():
+        if (folder / f".{name}.next").exists():
+            os.replace(folder / f".{name}.next", folder / name)
 
 
 @dataclass(frozen=True)
@@ -89,7 +108,7 @@ class StoredFolder:
             shape, dtype = expected[name]
             got, kind = self.shapes[name], self.dtypes[name]
             if len(got) != len(shape) or any(w is not None and w != g for g, w in zip(got, shape, strict=True)):
-                wanted = tuple("any" if w is None else w for w in shape)
+                wanted = str(shape).replace("None", "any")
                 problems.append(f"tensor {name} has shape {got}, expected {wanted}")
             if (kind != dtype) if dtype is not None else not kind.is_floating_point:
                 problems.append(f"tensor {name} has dtype {kind}, expected {dtype or 'a floating one'}")
@@ -121,13 +140,13 @@ def read_folder(folder: str | Path, kind: str) -> StoredFolder:
             kinds = {name: s.get_dtype() for name, s in slices.items()}
     except FileNotFoundError:
         raise AnyformerError(f"{folder} has no {MODEL}; expected an {kind} folder") from None
-    except (SafetensorError, OSError, ValueError) as error:
+    except (SafetensorError, OSError, ValueError, RuntimeError) as error:
         raise AnyformerError(f"{folder / MODEL} is damaged or no safetensors file ({error})") from None
     if text is None or len(text) > MAX_CONFIG_BYTES:
         raise AnyformerError(f"{folder / MODEL} was not written by anyformer (no configuration inside); expected an {kind}")
     try:
         config = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         raise AnyformerError(f"{folder / MODEL}: its configuration is not JSON; the file is damaged") from None
     if not isinstance(config, dict) or config.get("format") != kind:
         found = config.get("format") if isinstance(config, dict) else None

@@ -47,7 +47,8 @@ class VerificationFailed(AnyformerError):
 class Verdict:
     """What a verification found. A failed one that nobody looks at warns when it is dropped.
 
-    ``max_abs_error`` and ``max_rel_error`` (against the largest magnitude) of the outputs, and where; ``max_pattern_error`` over all
+    ``max_abs_error`` and ``max_rel_error`` (against the largest magnitude) of the outputs, and where; ``max_pattern_error``
+    over all
     layers and heads, and where; ``tie_gap``: the smallest relative score gap of average-hard attention (None: no such attention),
     ``tie_gap_sufficient``: whether it exceeds ten tie widths, the condition under which exactness is claimed.
     """
@@ -120,13 +121,14 @@ def verify(
 ) -> Verdict:
     """Compare a program on its machine with its target: outputs and all attention patterns.
 
-    Inputs: ``sequences`` random ones of lengths 1, 2 and ``length`` (cut to the position table), the last also padded on both sides,
-    and the given ``tokens``. ``dtype`` (default: the program's) is what both run in; ``tolerance`` is (atol, rtol), default the ladder's.
-    Raises :class:`AnyformerError` where the target has no forward of its own, or does not fit the program.
+    Inputs: ``sequences`` random ones of lengths 1, 2 and ``length`` (cut to the position table), the last also padded on
+    both sides,
+    and the given ``tokens``. ``dtype`` (default: the program's) is what both run in; ``tolerance`` is (atol, rtol), default
+    the ladder's. Raises :class:`AnyformerError` where the target has no forward of its own, or does not fit the program.
     """
     source = target.source if isinstance(target, Network) else target
     own = next((OWN_FORWARD[kind] for kind in type(source).__mro__ if kind in OWN_FORWARD), None) if source is not None else None
-    if own is None:
+    if source is None or own is None:
         what = (
             "this Network has no source"
             if source is None
@@ -136,7 +138,7 @@ def verify(
             f"nothing to verify against: {what}; give the module that the program was compiled from, or register its forward in "
             "anyformer.verifying.OWN_FORWARD"
         )
-    dtype = dtype or program.dtype
+    dtype = program.dtype if dtype is None else dtype
     atol, rtol = tolerance or LADDER.get(dtype, (math.nan, math.nan))
     if not (atol >= 0 and rtol >= 0):
         raise AnyformerError(f"no tolerance is known for {dtype}; give tolerance=(atol, rtol)")

@@ -399,7 +399,9 @@ REFUSALS = {
     r"blocks.0.attention.W_K.weight has shape \(4, 3\), the configured one \(8, 3\)": lambda: broken(
         lambda m: setattr(m.blocks[0].attention.W_K, "weight", nn.Parameter(torch.zeros(4, 3)))
     ),
-    r"embedding: its max_norm is 1.0, the configured one is None": lambda: broken(lambda m: setattr(m.embedding, "max_norm", 1.0)),
+    r"embedding: its max_norm is 1.0, the configured one is None": lambda: broken(
+        lambda m: setattr(m.embedding, "max_norm", 1.0)
+    ),
 }
 
 

@@ -43,6 +43,7 @@ from anyformer.operators import (
     Window,
     register_function,
 )
+from anyformer.operators.functions import POSITIVE, SIGNED
 from anyformer.operators.kernels import Kernel
 from anyformer.philox import gaussian
 from anyformer.spec import Spec
@@ -165,6 +166,10 @@ class TestFeatureMap(OperatorConformance):
 
 class TestFeatureMapExp(OperatorConformance):
     operator = Attention(2, 3, kernel=FeatureMap("exp"), scale=0.5)
+
+
+class TestFeatureMapReLU(OperatorConformance):
+    operator = Attention(2, 3, kernel=FeatureMap("relu"))
 
 
 class TestPerformer(OperatorConformance):
@@ -442,6 +447,14 @@ def test_every_function_has_an_oracle():
     assert set(FUNCTIONS) <= {*TORCH_FUNCTIONS, "halved, for the tests"}
 
 
+def test_signs_of_functions_are_known():
+    z = torch.linspace(-8, 8, 400, dtype=torch.float64)
+    for name, function in TORCH_FUNCTIONS.items():
+        values = function(z[z > 0] if name in ("log", "sqrt", "rsqrt") else z)
+        assert bool((values < 0).any()) == (name in SIGNED), name
+        assert name not in POSITIVE or bool((values > 0).all())
+
+
 @pytest.mark.parametrize("name", TORCH_FUNCTIONS)
 def test_gates_are_torch_functions(name):
     z = torch.linspace(-20, 20, 81, dtype=torch.float64)[None, :, None, None]
@@ -562,6 +575,9 @@ ERRORS = {
     r"Performer: count must be an integer >= 1": lambda: Performer(0),
     r"no scalar function 'swish'; known: elu_plus_one, .*, tanh": lambda: Gate(2, "swish"),
     r"no scalar function 'swoosh'": lambda: FeatureMap("swoosh"),
+    r"FeatureMap: 'tanh' takes negative values": lambda: FeatureMap("tanh"),
+    r"Attention: mask must be a Mask, got 'causal'": lambda: Attention(2, 3, "causal"),  # type: ignore[arg-type]
+    r"Attention: kernel must be a Kernel, got 3": lambda: Attention(2, 3, kernel=3),  # type: ignore[arg-type]
     r"Gate: units must be an integer >= 1, got 1.5": lambda: Gate(1.5, "relu"),  # type: ignore[arg-type]
     r"Window: before must be an integer >= 0, got -1": lambda: Window(-1),
     r"Strided: stride must be an integer >= 1, got 0": lambda: Strided(0),

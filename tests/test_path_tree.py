@@ -4,6 +4,7 @@ The target's own forward, the network read from it, the folded run and the dense
 """
 
 from dataclasses import replace
+from functools import cache
 from itertools import pairwise
 
 import pytest
@@ -63,23 +64,23 @@ def randomised(config: TransformerConfig, seed: int = 0) -> Transformer:
     return module
 
 
-def small(kind: str, **sizes: int) -> TransformerConfig:
-    """A configuration of a kind whose tree is at most ``WIDEST`` wide: as many of the wanted heads and layers as fit."""
+@cache
+def small(kind: str, widest: int = 300, **sizes: int) -> TransformerConfig:
+    """A configuration of a kind whose tree is at most ``widest`` wide: as many of the wanted heads and layers as fit."""
     sizes = dict(vocab=3, heads=2, layers=2, head_dim=2, features=3) | sizes
     while True:
         config = TransformerConfig(**sizes | KINDS[kind])
-        if PathTree.width_of(PathTree.recipe_for(network_class(config))) <= WIDEST:
+        if Tree.of(network_class(config)).width <= widest:
             return config
-        name = "heads" if sizes["heads"] > 1 else "layers"
-        sizes[name] -= 1
+        sizes["heads" if sizes["heads"] > 1 else "layers"] -= 1
 
 
-def machines(target: Transformer | Network | NetworkClass) -> list[Machine]:
+def machines(target: Transformer | Network | NetworkClass | TransformerConfig) -> list[Machine]:
     """All machines of this module that hold a target."""
-    found: list[Machine] = []
+    described, found = network_class(target), []
     for kind in (PathTree, Looped, Chain):
         try:
-            found.append(kind.for_class(target))
+            found.append(kind.for_class(described))
         except OutsideClass:
             continue
     return found
@@ -119,11 +120,11 @@ def batches(vocab: int, seed: int):
     seed=st.integers(0, 999),
 )
 def test_every_form_is_the_target(kind, heads, layers, head_dim, features, vocab, seed):
-    config = small(kind, heads=heads, layers=layers, head_dim=head_dim, features=features, vocab=vocab)
+    config = small(kind, WIDEST, heads=heads, layers=layers, head_dim=head_dim, features=features, vocab=vocab)
     target = randomised(config, seed)
     network = read(target)
-    for machine in machines(target):
-        program = compile(target, machine)
+    for machine in machines(network):
+        program = compile(network, machine)
         dense = literals(machine)
         for batch in batches(vocab, seed):
             real = batch.get("mask", torch.ones(3, 5, dtype=torch.bool))
@@ -145,7 +146,7 @@ def test_every_form_is_the_target(kind, heads, layers, head_dim, features, vocab
 @pytest.mark.parametrize("kind", KINDS)
 def test_two_layers_are_in_reach_of_the_test_above(kind):
     """Stacks of two layers fit the limit for every kind, so that composition is what is tested."""
-    assert small(kind, heads=1, features=2, vocab=2).layers == 2
+    assert small(kind, WIDEST, heads=1, features=2, vocab=2).layers == 2
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -162,9 +163,13 @@ def test_float32_agrees_to_the_defaults(kind):
 # --- sizes --------------------------------------------------------------------------------------------------------------------
 
 
-def width(machine: type[Machine], H: int, L: int, d: int, d_in: int, **options) -> int:
-    config = TransformerConfig(vocab=d_in, heads=H, layers=L, head_dim=d, features=d_in, **options)
-    return machine.width_of(machine.recipe_for(network_class(config)))
+@cache
+def plain_class(H: int, L: int, d: int, d_in: int, **options) -> NetworkClass:
+    return network_class(TransformerConfig(vocab=d_in, heads=H, layers=L, head_dim=d, features=d_in, **options))
+
+
+def width(machine: type[Machine], *sizes: int, **options) -> int:
+    return machine.width_of(machine.recipe_for(plain_class(*sizes, **options)))
 
 
 @pytest.mark.parametrize(
@@ -207,7 +212,7 @@ def test_sizes_beyond_any_memory_are_still_numbers():
 def test_costs_are_those_of_the_literal_machine(kind):
     """Among them the number of non-zero weights, counted in the dense matrices."""
     config = small(kind, heads=1 if kind in ATTENTION_ONLY else 2)
-    for machine in machines(network_class(config)):
+    for machine in machines(config):
         cost = machine.cost(length=7)
         assert cost.width == machine.width and cost.length == 7 and cost.state == 7 * machine.width
         literal = literals(machine)["folded"] if type(machine) is PathTree else machine.literal()
@@ -224,7 +229,7 @@ def test_costs_are_those_of_the_literal_machine(kind):
 def test_literal_matrices_are_zeros_and_ones(kind):
     """R_Q, R_K, R_V, U and a norm's reads hold at most one 1 a row; in an MLP each column of gate and up, each row of down."""
     config = small(kind, heads=1 if kind == "attention only" else 2)
-    for machine in machines(network_class(config)):
+    for machine in machines(config):
         for layout, literal in literals(machine).items():
             for matrix in literal.matrices().values():
                 assert bool(((matrix == 0) | (matrix == 1)).all())
@@ -354,12 +359,13 @@ def test_routing_is_bit_exact(seed, function, layers):
         return matrices
 
     def banks(s: int) -> Stage:
+        low_rank = LowRankMap(integers(s + 4, 2, D, 1), keeping(integers(s + 5, 2, 1, D)))
         return Stage(
             (
                 Branch(Identity(), None, IdentityMap(D, keeping(integers(s, D)))),
                 Branch(Identity(), None, DenseMap(keeping(integers(s + 1, 1, D, D)))),
                 Branch(CyclicShift(1), None, DenseMap(keeping(integers(s + 2, 1, D, D)))),
-                Branch(Gate(2, function), integers(s + 3, D, 2), LowRankMap(integers(s + 4, 2, D, 1), keeping(integers(s + 5, 2, 1, D)))),
+                Branch(Gate(2, function), integers(s + 3, D, 2), low_rank),
                 Branch(Gate(1, "step"), integers(s + 6, D, 1), ConstantMap(D, keeping(integers(s + 7, 1, D)))),
             )
         )  # fmt: skip
@@ -407,7 +413,7 @@ ODD = NetworkClass(
 
 @pytest.mark.parametrize("kind", [*KINDS, "odd"])
 def test_coordinates_have_names(kind):
-    described = ODD if kind == "odd" else network_class(small(kind, heads=1 if kind == "attention only" else 2))
+    described = ODD if kind == "odd" else small(kind, heads=1 if kind == "attention only" else 2)
     for machine in machines(described):
         coordinates = [machine.coordinate(i) for i in range(machine.width)]
         names = [str(c) for c in coordinates]

@@ -111,9 +111,7 @@ def test_log_is_within_two_ulps(x):
 
 
 def test_log_is_within_one_ulp_on_a_sample():
-    x = np.concatenate(
-        [(philox.uniform(1, 0, (3000,), 1.0) + 1.0), philox.uniform(1, 1, (3000,), 2.0**-20) + 1.0]
-    )
+    x = np.concatenate([(philox.uniform(1, 0, (3000,), 1.0) + 1.0), philox.uniform(1, 1, (3000,), 2.0**-20) + 1.0])
     assert max(map(ulps, x.tolist(), philox.natural_log(x).tolist())) < 1.0
 
 
@@ -178,9 +176,7 @@ def test_integers_are_uniform(high):
 
 
 @pytest.mark.parametrize("name", SAMPLERS)
-@given(
-    seed=WORDS, stream=WORDS, short=st.integers(0, 300), long=st.sampled_from([301, 1000, 40_000, 100_001])
-)
+@given(seed=WORDS, stream=WORDS, short=st.integers(0, 300), long=st.sampled_from([301, 1000, 40_000, 100_001]))
 def test_prefixes_agree(name, seed, stream, short, long):
     sample = SAMPLERS[name]
     assert np.array_equal(sample(seed, stream, short), sample(seed, stream, long)[:short])

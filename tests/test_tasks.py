@@ -8,7 +8,7 @@ from collections import Counter
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from anyformer.errors import AnyformerError
@@ -57,12 +57,7 @@ def strings(batch: Batch) -> list[str]:
     for inputs in batch.inputs.tolist():
         row = "".join("_()?"[i] for i in inputs)
         string, padding = row.split("?")
-        assert (
-            set(string) <= set("()")
-            and set(padding) <= set("_")
-            and 1 <= len(string) <= 60
-            and len(row) == 63
-        )
+        assert set(string) <= set("()") and set(padding) <= set("_") and 1 <= len(string) <= 60 and len(row) == 63
         found.append(string)
     return found
 
@@ -136,6 +131,9 @@ def test_below_is_the_floor_of_the_scaled_word(word, high):
 
 
 @given(st.integers(0, 2**64 - 1), st.integers(1, 64))
+@example(2**63, 32)
+@example(2**40, 64)
+@example(0, 64)
 def test_geometric_counts_leading_zeros(word, limit):
     zeros = 64 - word.bit_length()
     assert geometric(np.array([word], dtype=np.uint64), limit).tolist() == [min(zeros + 1, limit)]
@@ -272,9 +270,7 @@ def test_khop_letters_are_uniform():
     assert follows[0] == 0 and (follows[1:] - 1 / 3).abs().max() < 0.003
 
 
-@pytest.mark.parametrize(
-    ("k", "floor", "missing"), [(1, 28.1, 4.1), (2, 30.0, 7.1), (3, 32.0, 10.2), (4, 34.0, 13.3)]
-)
+@pytest.mark.parametrize(("k", "floor", "missing"), [(1, 28.1, 4.1), (2, 30.0, 7.1), (3, 32.0, 10.2), (4, 34.0, 13.3)])
 def test_khop_has_the_published_floors(k, floor, missing):
     labels = KHop(hops=k).batch(0, 0, 4000).labels
     counts = torch.nn.functional.one_hot(labels, 30).double().mean(0)  # (99, vocab)
@@ -310,9 +306,7 @@ def test_khop_makes_a_batch_in_under_ten_milliseconds():
             r"\(2, 63, 4\) expected, got \(2, 63, 5\)",
         ),
         (
-            lambda: Dyck().accuracy(
-                torch.zeros(1, 1, 4), Batch(torch.tensor([[0]]), torch.tensor([[IGNORED]]))
-            ),
+            lambda: Dyck().accuracy(torch.zeros(1, 1, 4), Batch(torch.tensor([[0]]), torch.tensor([[IGNORED]]))),
             r"the batch has no scored position",
         ),
         (

@@ -3,7 +3,7 @@
 import math
 import multiprocessing
 import signal
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, replace
 from typing import ClassVar
 
 import numpy as np
@@ -39,9 +39,7 @@ def table(seed: int = 0, dropout: float = 0.0) -> nn.Module:
     return nn.Sequential(nn.Embedding(4, 4), nn.Dropout(dropout))
 
 
-QUICK = TrainingConfig(
-    steps=60, batch_size=8, learning_rate=0.1, warm_up=5, evaluate_every=10, evaluation_size=32
-)
+QUICK = TrainingConfig(steps=60, batch_size=8, learning_rate=0.1, warm_up=5, evaluate_every=10, evaluation_size=32)
 
 
 def test_the_loss_falls_and_the_task_is_learnt():
@@ -58,9 +56,7 @@ def test_the_loss_falls_and_the_task_is_learnt():
 
 @pytest.mark.parametrize("schedule", ["cosine", "one-cycle"])
 def test_the_same_configuration_gives_the_same_bits(schedule):
-    config = TrainingConfig(
-        steps=6, batch_size=4, warm_up=2, evaluate_every=3, evaluation_size=16, schedule=schedule
-    )
+    config = TrainingConfig(steps=6, batch_size=4, warm_up=2, evaluate_every=3, evaluation_size=16, schedule=schedule)
     sizes = dict(vocab=4, heads=2, layers=1, head_dim=4, features=8, residual=True, norm="rms")
     runs = []
     for ambient in (1, 2):
@@ -74,26 +70,27 @@ def test_the_same_configuration_gives_the_same_bits(schedule):
 
 def test_dropout_follows_the_seed_and_leaves_the_callers_generator_alone():
     torch.manual_seed(7)
-    expected = torch.rand(3)
-    weights = []
+    expected, weights, draws = torch.rand(3), [], []
     for seed in (0, 0, 1):
         module = table(dropout=0.5)
+        module[1].register_forward_hook(lambda *_: draws.append(torch.rand(())))
         torch.manual_seed(7)
-        train(
-            module,
-            Successor(),
-            TrainingConfig(steps=3, warm_up=1, batch_size=4, evaluation_size=4, seed=seed),
-        )
+        train(module, Successor(), TrainingConfig(steps=1, warm_up=0, batch_size=4, evaluation_size=4, seed=seed))
         assert torch.equal(torch.rand(3), expected)
         weights.append(module[0].weight)
     assert torch.equal(weights[0], weights[1]) and not torch.equal(weights[0], weights[2])
+    first = draws[:: len(draws) // 3]
+    assert first[0] == first[1] != first[2]
+
+
+def test_the_loss_is_the_mean_since_the_evaluation_before():
+    often, seldom = (train(table(), Successor(), replace(QUICK, steps=6, evaluate_every=every)) for every in (1, 3))
+    assert seldom.losses == pytest.approx([sum(often.losses[:3]) / 3, sum(often.losses[3:]) / 3])
 
 
 def test_one_step_is_the_textbook_step():
     module, task = table(), Successor()
-    config = TrainingConfig(
-        steps=3, warm_up=2, batch_size=4, learning_rate=0.1, weight_decay=0.5, clip=0.01, seed=9
-    )
+    config = TrainingConfig(steps=3, warm_up=2, batch_size=4, learning_rate=0.1, weight_decay=0.5, clip=0.01, seed=9)
     oracle = table()
     optimizer = torch.optim.AdamW(oracle.parameters(), lr=1.0, weight_decay=0.5)
     for step, rate in enumerate((0.05, 0.1, 0.1)):
@@ -111,17 +108,24 @@ def test_one_step_is_the_textbook_step():
 
 
 def test_it_stops_after_two_good_evaluations_in_a_row():
-    config = TrainingConfig(**vars(QUICK) | {"stop_at": 1.0})
+    config = replace(QUICK, stop_at=1.0)
     seen = []
     history = train(table(), Successor(), config, lambda *news: seen.append(news))
     first = history.accuracies.index(1.0)
     assert history.stopped_early and history.steps[-1] < 60
     assert history.accuracies[-2:] == (1.0, 1.0) and len(history.steps) == first + 2
     assert seen[-1][3] == 0.0
-    once = TrainingConfig(
-        steps=10, batch_size=8, learning_rate=1.0, warm_up=0, evaluate_every=10, stop_at=0.01
-    )
-    assert not train(table(), Successor(), once).stopped_early
+
+
+def test_one_good_evaluation_does_not_stop_it():
+    script = iter((0.99, 0.5, 0.9, 0.89, 0.9, 0.9, 1.0, 1.0))
+
+    class Scripted(Successor):
+        def accuracy(self, logits, batch):
+            return next(script)
+
+    history = train(table(), Scripted(), replace(QUICK, evaluate_every=5, stop_at=0.9))
+    assert history.accuracies == (0.99, 0.5, 0.9, 0.89, 0.9, 0.9) and history.stopped_early
 
 
 def test_frozen_parameters_stay_and_the_mode_is_restored():
@@ -138,9 +142,7 @@ def test_a_loss_that_is_not_finite_stops_with_a_clear_error():
     module = table().eval()
     calls = iter((1.0, 1.0, 1.0, math.nan))
     module.register_forward_hook(lambda _module, _inputs, logits: logits * next(calls))
-    with pytest.raises(
-        AnyformerError, match=r"train: the loss is nan at step 3; try a smaller learning_rate"
-    ):
+    with pytest.raises(AnyformerError, match=r"train: the loss is nan at step 3; try a smaller learning_rate"):
         train(module, Successor(), QUICK)
     assert not module.training and module[0].weight.isfinite().all()
 
@@ -204,9 +206,7 @@ def test_a_configuration_survives_json():
 
 
 def brief(**changes) -> dict[str, TrainingConfig]:
-    config = TrainingConfig(
-        **dict(steps=2, batch_size=2, warm_up=1, evaluate_every=1, evaluation_size=4) | changes
-    )
+    config = TrainingConfig(**dict(steps=2, batch_size=2, warm_up=1, evaluate_every=1, evaluation_size=4) | changes)
     return dict.fromkeys(DEMO_TRAINING, config)
 
 
@@ -231,9 +231,7 @@ def test_a_failing_worker_or_report_ends_all_of_them():
     with pytest.raises(AnyformerError, match=r"training dyck: .*the loss is nan at step \d+; try a smaller"):
         train_demo_targets(training={"dyck": brief(steps=9, clip=None, learning_rate=1e30)["dyck"]})
 
-    with pytest.raises(
-        AnyformerError, match="a name in training must be one of 'dyck', 'one-hop', got 'other'"
-    ):
+    with pytest.raises(AnyformerError, match="a name in training must be one of 'dyck', 'one-hop', got 'other'"):
         train_demo_targets(training={"other": QUICK})
 
     def interrupt(*_):

@@ -1,4 +1,5 @@
-"""Backbones: fixed machines, written from a network class. The registry is the one table that command line, costs and loader read."""
+"""Backbones: fixed machines, written from a network class. The registry is the one table that command line, costs and loader
+read."""
 
 from anyformer.backbones.literal import LiteralTransformer as LiteralTransformer
 from anyformer.backbones.machine import Cost as Cost

@@ -5,6 +5,7 @@
 Nothing is multiplied by a 0/1 matrix: routing is slicing, at the offsets of one integer table, the machine's only tensor.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
@@ -32,11 +33,31 @@ def routing_table(tree: Tree) -> Int[Tensor, "banks 7"]:
     """One row a bank: stage, width of the shared columns, where its reads start, reads a branch, branches, where its
     children start, width of a child."""
     rows = [
-        [s, tree.stages[s].shared, bank.read_at, bank.branch.operator.reads, bank.branch.operator.count, bank.child_at, tree.widths[s + 1]]
-        for s in range(len(tree.stages))
+        [s, tree.stages[s].shared, bank.read_at, bank.branch.operator.reads, bank.branch.operator.count, bank.child_at,
+        tree.widths[s + 1]] for s in range(len(tree.stages))
         for bank in tree.banks(s)
     ]  # fmt: skip
     return torch.tensor(rows, dtype=torch.int64).reshape(-1, len(COLUMNS))
+
+
+CACHE = 2 * 2**20
+"""Bytes of state that a block of batch rows may take, so that it stays in a core's cache."""
+
+
+def fold_in_blocks(
+    tree: Tree,
+    routing: Int[Tensor, "banks 7"],
+    state: Callable[[Int[Tensor, "rows n"], Context], Float[Tensor, "rows n m"]],
+    tokens: Int[Tensor, "batch n"],
+    ctx: Context,
+    trace: Trace | None = None,
+) -> Float[Tensor, "batch n outputs"]:
+    """Fold the batch block by block of rows; ``state(tokens, ctx)`` makes the first stream of a block. One block with a trace."""
+    rows = max(1, CACHE // (4 * tree.width * tokens.shape[1]))
+    if trace is not None or rows >= tokens.shape[0]:
+        return fold(tree, routing, state(tokens, ctx), ctx, trace)
+    blocks = (slice(i, i + rows) for i in range(0, tokens.shape[0], rows))
+    return torch.cat([fold(tree, routing, state(tokens[b], part := ctx.rows(b)), part) for b in blocks])
 
 
 def fold(

@@ -1,7 +1,9 @@
 """The oracle: dense 0/1 transformers written from the definitions, sharing no code with the folded run.
 
-Right-multiplication throughout: a stream Z (n, m) is read as ``Z R_Q``, moved as ``Z R_V``. Entry ``R[i, j] = 1`` carries coordinate i to j.
-R_Q, R_K (m x d), R_V (m x m) and U (m x out) hold at most one 1 a *row*; in an MLP every *column* of gate and up, and every *row* of down.
+Right-multiplication throughout: a stream Z (n, m) is read as ``Z R_Q``, moved as ``Z R_V``. Entry ``R[i, j] = 1`` carries
+coordinate i to j.
+R_Q, R_K (m x d), R_V (m x m) and U (m x out) hold at most one 1 a *row*; in an MLP every *column* of gate and up, and every
+*row* of down.
 
     layer   Z <- [Z if there is a skip] + sum_h A_h Z R_V^h + (f(Z gate) * (Z up)) down + r * (Z R_V)   (the last: a norm)
 
@@ -89,7 +91,8 @@ def _is_gate(op: Operator) -> bool:
 
 
 class LiteralBank(nn.Module):
-    """One bank of branches with dense matrices: ``own`` (m, count, copies, reads), and ``R_V`` (count, m, m), or ``up`` (m, K) and
+    """One bank of branches with dense matrices: ``own`` (m, count, copies, reads), and ``R_V`` (count, m, m), or ``up`` (m,
+    K) and
     ``down`` (K, m) for gates, K = count * copies."""
 
     own: Tensor
@@ -351,7 +354,8 @@ class _Builder:
         return self.matrix(entries, columns)
 
     def layer(self, s: int, prefixes: list[tuple], move: Move, skip: bool) -> LiteralLayer:
-        """Stage s, reading at ``prefixes``, each branch carrying coordinates by ``move``; with ``skip`` the home branch is a skip."""
+        """Stage s, reading at ``prefixes``, each branch carrying coordinates by ``move``; with ``skip`` the home branch is a
+        skip."""
         stage, banks = self.network.stages[s], []
         for b, branch in enumerate(stage.branches):
             op = branch.operator
@@ -425,8 +429,8 @@ def masked_literal(network: NetworkClass) -> LiteralTransformer:
 
 
 def looped_literal(network: NetworkClass, period: int, layers: int) -> LiteralTransformer:
-    """One layer of ``period`` stages with matrices that do not know which layer it is: inside the layer children fold in place, its last
-    stage carries each child to the root. Leaves of path (h, rest) go to (rest, home)."""
+    """One layer of ``period`` stages with matrices that do not know which layer it is: inside the layer children fold in
+    place, its last stage carries each child to the root. Leaves of path (h, rest) go to (rest, home)."""
     build = _Builder(network)
     homes = tuple(home(network, s) for s in range(period))
     stages = []
@@ -459,7 +463,7 @@ def chain_literal(network: NetworkClass, slot: int) -> LiteralTransformer:
     names: list[Any] = [None] * ((depth + 1) * slot)
     at = {}
     for name in enumerate_names(network):
-        place = len(name[1]) * slot + (name[-1] if name[0] == "output" else name[-1])
+        place = len(name[1]) * slot + name[-1]
         names[place], at[name] = name, place
     build = _Builder(network, names)
     layer = build.layer(0, [()], lambda name, branch: None, skip=False)

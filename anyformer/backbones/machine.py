@@ -44,7 +44,8 @@ class Recipe(Spec):
 class Machine(nn.Module, ABC):
     """A fixed backbone. ``machine(tokens, program)`` runs a program; swapping the program swaps the behaviour, nothing else.
 
-    A new machine defines ``name``, ``recipe_type``, :meth:`cost_of`, :meth:`write`, :meth:`run`, :meth:`literal`, and registers itself.
+    A new machine defines ``name``, ``recipe_type``, :meth:`cost_of`, :meth:`write`, :meth:`run`, :meth:`literal`, and
+    registers itself.
     """
 
     name: ClassVar[str]

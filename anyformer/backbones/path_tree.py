@@ -1,8 +1,10 @@
 """Path-tree machines: every weight is 0 or 1, the program holds the path products (arXiv 2605.31423, Theorem 3.1 and after).
 
-Why it is exact (induction on stages). Let the state hold, at path (b1..bs), ``X0 M_b1 .. M_bs`` times the columns read there. Reading
+Why it is exact (induction on stages). Let the state hold, at path (b1..bs), ``X0 M_b1 .. M_bs`` times the columns read
+there. Reading
 the root gives the probes ``X0 P_1`` of stage 1, hence its operators. Adding ``Op_b state[child b]`` over b gives, at the path
-(b2..bs) below, ``sum_b Op_b X0 M_b M_b2 .. M_bs = X1 M_b2 .. M_bs``: the same statement for the network that starts at stage 2 with the
+(b2..bs) below, ``sum_b Op_b X0 M_b M_b2 .. M_bs = X1 M_b2 .. M_bs``: the same statement for the network that starts at stage
+2 with the
 stream X1. At the leaf it reads ``X_S U0``, the output. Only routing happens on the way: no rounding beyond the operators'.
 """
 
@@ -12,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from anyformer.backbones.folding import Trace, fold, routing_table
+from anyformer.backbones.folding import Trace, fold_in_blocks, routing_table
 from anyformer.backbones.literal import LiteralTransformer, chain_literal, folded_literal, looped_literal, masked_literal
 from anyformer.backbones.machine import Cost, Machine, Recipe
 from anyformer.backbones.tree import Coordinate, Tree
@@ -57,7 +59,8 @@ class ChainRecipe(Recipe):
 
 
 def shrink(network_class: NetworkClass) -> NetworkClass:
-    """The part of a class that a path tree depends on: stages and outputs. Features, vocabulary and positions are the program's."""
+    """The part of a class that a path tree depends on: stages and outputs. Features, vocabulary and positions are the
+    program's."""
     return NetworkClass(network_class.stages, network_class.outputs)
 
 
@@ -117,7 +120,7 @@ class PathTree(Machine):
 
     def run(self, tokens: Tensor, program: Program, mask: Tensor | None, positions: Tensor | None, trace: Trace | None) -> Tensor:
         ctx = Context.of(tokens, mask, positions)
-        return fold(self.tree, self.routing, program.state(tokens, ctx), ctx, trace)
+        return fold_in_blocks(self.tree, self.routing, program.state, tokens, ctx, trace)
 
     def literal(self, layout: str = "folded") -> LiteralTransformer:
         """``layout="folded"``: shifts into the place of one child, true skip connections. ``"masked"``: the paper's diagonal
@@ -211,7 +214,7 @@ class Chain(PathTree):
 
     def run(self, tokens: Tensor, program: Program, mask: Tensor | None, positions: Tensor | None, trace: Trace | None) -> Tensor:
         ctx = Context.of(tokens, mask, positions)
-        return fold(self.tree, self.routing, program.state(tokens, ctx)[..., self.at], ctx, trace)
+        return fold_in_blocks(self.tree, self.routing, lambda t, c: program.state(t, c)[..., self.at], tokens, ctx, trace)
 
     def literal(self, layout: str = "chain") -> LiteralTransformer:
         """The dense form: one weight-tied layer, whose R_V is the shift by one slot."""

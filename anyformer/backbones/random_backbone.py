@@ -6,7 +6,8 @@ like an unrolled network,
     R_S = U,    R_s = [ reads of stage s+1 , Route_b R_(s+1) for each branch b ],    W_all = E0 T_0   (:mod:`anyformer.unrolling`)
 
 where the residual branch is a true skip (Route = identity), a head has R_V (m x m), and a unit of an ordinary gated MLP becomes
-width(s+1) hidden units, ``Route_j = up_j down_j``, whose gates are all required reads, all equal to the target's z_j: with r units alone the
+width(s+1) hidden units, ``Route_j = up_j down_j``, whose gates are all required reads, all equal to the target's z_j: with r
+units alone the
 rank of R_all is far below N. R_all has full column rank almost surely for m >= N (its determinant is a polynomial in
 the weights, and the 0/1 construction is a point where it is +-1). E is the minimum-norm solution, through a QR of R_all.
 
@@ -15,14 +16,14 @@ Weights come from Philox integers (:mod:`anyformer.philox`): a seed means the sa
 
 import math
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from anyformer import philox
-from anyformer.backbones.folding import Trace, fold, routing_table
+from anyformer.backbones.folding import Trace, fold_in_blocks, routing_table
 from anyformer.backbones.literal import LiteralBank, LiteralLayer, LiteralTransformer
 from anyformer.backbones.machine import Cost, Machine, Recipe
 from anyformer.backbones.path_tree import no_options, shrink
@@ -46,7 +47,7 @@ class RandomRecipe(Recipe):
 
     network_class: NetworkClass
     width: int
-    law: Literal["uniform", "gaussian"] = "uniform"
+    law: str = "uniform"
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -188,7 +189,8 @@ def _lanczos(apply: Any, n: int, steps: int) -> float:
 
 
 class Random(Machine):
-    """A random backbone. Its attention, gates and norms see exactly the target's reads, so the run is the folded tree on the reads
+    """A random backbone. Its attention, gates and norms see exactly the target's reads, so the run is the folded tree on the
+    reads
     ``E R_all``; :meth:`literal` is the dense random transformer."""
 
     name = "random"
@@ -333,7 +335,7 @@ class Random(Machine):
         at = torch.arange(self.tree.width)
         width = self.tree.width
         folded = Program(self.recipe, width, columns, at, position_columns, None if position_columns is None else at)
-        return fold(self.tree, self.routing, folded.state(tokens, ctx), ctx, trace)
+        return fold_in_blocks(self.tree, self.routing, folded.state, tokens, ctx, trace)
 
     def literal(self) -> LiteralTransformer:
         """The dense random transformer: its own matrices, an ordinary gated MLP, true skips."""

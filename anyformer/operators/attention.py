@@ -95,6 +95,11 @@ class Attention(Operator):
     def __post_init__(self) -> None:
         require_size("Attention", "heads", self.heads)
         require_size("Attention", "head_dim", self.head_dim)
+        kinds = {"mask": Mask, "kernel": Kernel, "bias": PositionBias | None, "rotary": Rotary | None}
+        for name, kind in kinds.items():
+            value, expected = getattr(self, name), getattr(kind, "__name__", str(kind).split(".")[-1])
+            if not isinstance(value, kind):
+                raise AnyformerError(f"Attention: {name} must be a {expected}, got {value!r}")
         if self.bias is not None and not self.kernel.additive_bias:
             raise AnyformerError(f"Attention: a {type(self.kernel).__name__} kernel has no scores that a bias could be added to")
         if self.sink and not self.kernel.additive_bias:
@@ -135,11 +140,8 @@ class Attention(Operator):
             q, k = self.rotary(q, ctx.positions), self.rotary(k, ctx.positions)
         scale = 1 / math.sqrt(d) if self.scale is None else self.scale
         query, key = ctx.positions[:, None, :, None], ctx.positions[:, None, None, :]
-        allowed = self.mask.allows(query, key)
-        if ctx.mask is not None:
-            allowed = allowed & ctx.mask[:, None, None, :]
         bias = None if self.bias is None else self.bias(q, query, key)
-        return q * scale, k, bias, allowed
+        return q * scale, k, bias, ctx.allowed(self.mask)
 
     def __call__(self, shared: Any, own: Any, ctx: Context) -> Mixing:
         scores = self.scores_input(own, ctx)

@@ -12,7 +12,7 @@ from typing import Any
 from anyformer import philox
 from anyformer.errors import AnyformerError, require_size
 from anyformer.operators import primitives as P
-from anyformer.operators.functions import scalar_function
+from anyformer.operators.functions import POSITIVE, SIGNED, scalar_function
 from anyformer.spec import Spec
 
 
@@ -27,17 +27,6 @@ class Kernel(Spec, ABC):
         """Patterns (batch, count, queries, keys) for ``q``, ``k`` (batch, count, n, d), scaled; bias and mask broadcast."""
 
 
-def _normalised_exp(scores: Any, allowed: Any, sink: bool) -> Any:
-    """exp(s - max) over allowed keys, divided by its row sum; the maximum includes the sink's 0 where there is one."""
-    top = P.row_max(P.select(scores, allowed, -math.inf))
-    top = P.select(top, top > (0.0 if sink else -math.inf), 0.0)
-    weights = P.select(P.exp(P.select(scores - top, allowed, 0.0)), allowed, 0.0)
-    total = P.row_sum(weights)
-    if sink:
-        total = total + P.exp(0.0 - top)
-    return weights / P.select(total, total > 0, 1.0)
-
-
 def _scores(q: Any, k: Any, bias: Any) -> Any:
     scores = q @ k.swapaxes(-1, -2)
     return scores if bias is None else scores + bias
@@ -48,15 +37,15 @@ class Softmax(Kernel):
     """``A_ij = exp(s_ij) / sum_k exp(s_ik)``, ``s = q k^T + bias``."""
 
     def __call__(self, q: Any, k: Any, bias: Any, allowed: Any, sink: bool) -> Any:
-        return _normalised_exp(_scores(q, k, bias), allowed, sink)
+        return P.normalised_exp(_scores(q, k, bias), allowed, sink)
 
 
 @dataclass(frozen=True)
 class AverageHard(Kernel):
     """Uniform over the allowed keys whose score is within ``tie (1 + |row maximum|)`` of the row maximum.
 
-    ``tie`` is 1e-9 in float64 and 1e-4 in float32. Exact simulation is claimed for targets whose other score gaps exceed ten times
-    that; verification measures the gap (:meth:`gap`).
+    ``tie`` is 1e-9 in float64 and 1e-4 in float32. Exact simulation is claimed for targets whose other score gaps exceed ten
+    times that; verification measures the gap (:meth:`gap`).
     """
 
     def _chosen(self, scores: Any, allowed: Any, sink: bool) -> tuple[Any, Any, Any]:
@@ -80,9 +69,9 @@ class AverageHard(Kernel):
         Exact simulation is claimed where this exceeds ten times the tie width.
         """
         scores = _scores(q, k, bias)
-        chosen, top, slack = self._chosen(scores, allowed, sink)
+        _, top, slack = self._chosen(scores, allowed, sink)
         relative = P.roundoff(scores, 1e-9, 1e-4) * (top - scores) / slack
-        return float(P.select(relative, allowed & (scores < top - slack), math.inf).min())
+        return float(P.select(relative, allowed & (scores < top - slack), math.inf).min().item())
 
 
 @dataclass(frozen=True)
@@ -102,7 +91,7 @@ class RBF(Kernel):
         if bias is not None:
             scores = scores + bias
         if self.normalised:
-            return _normalised_exp(scores, allowed, sink)
+            return P.normalised_exp(scores, allowed, sink)
         return P.select(P.exp(P.select(scores, allowed, 0.0)), allowed, 0.0)
 
 
@@ -129,6 +118,13 @@ class FeatureMap(_Features):
 
     def __post_init__(self) -> None:
         scalar_function(self.function)
+        if self.function in SIGNED:
+            raise AnyformerError(f"FeatureMap: {self.function!r} takes negative values; a feature map may not")
+
+    @property
+    def normalised(self) -> bool:
+        """Whether every row sums to 1: features that may all be 0 leave an empty row."""
+        return self.function in POSITIVE
 
     def features(self, x: Any) -> Any:
         return scalar_function(self.function)(x)

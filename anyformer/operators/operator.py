@@ -8,7 +8,7 @@ branch reads ``reads`` probe columns of its own; all of them may read ``shared``
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -25,6 +25,18 @@ class Context:
 
     positions: Int[Any, "batch n"]
     mask: Bool[Any, "batch n"] | None = None
+    _allowed: dict[Any, Any] = field(default_factory=dict, repr=False, compare=False)
+
+    def allowed(self, rule: Any) -> Any:
+        """Boolean (batch, 1, queries, keys): keys that the mask rule and ``mask`` let each query see; formed once a rule."""
+        if rule not in self._allowed:
+            allowed = rule.allows(self.positions[:, None, :, None], self.positions[:, None, None, :])
+            self._allowed[rule] = allowed if self.mask is None else allowed & self.mask[:, None, None, :]
+        return self._allowed[rule]
+
+    def rows(self, block: slice) -> "Context":
+        """The context of some rows of the batch."""
+        return Context(self.positions[block], None if self.mask is None else self.mask[block])
 
     @classmethod
     def of(cls, tokens: Int[Tensor, "batch n"], mask: Tensor | None = None, positions: Tensor | None = None) -> "Context":

@@ -1,6 +1,7 @@
-"""The dozen primitives that every operator's formula is written in.
+"""The dozen or so primitives that every operator's formula is written in.
 
-An operator uses ``+ - * / @``, comparisons, indexing, ``reshape``, ``swapaxes``, ``sum``, and the functions below, nothing else. Each
+An operator uses ``+ - * / @``, comparisons, indexing, ``reshape``, ``swapaxes``, ``sum``, and the functions below, nothing
+else. Each
 function dispatches on the type of its first argument; tensors are registered here. Another arithmetic (exact rationals,
 ball arithmetic, many digits) registers its own array type and evaluates the same formulas:
 
@@ -8,6 +9,7 @@ ball arithmetic, many digits) registers its own array type and evaluates the sam
     def _(x: MyArray) -> MyArray: ...
 """
 
+import math
 from functools import singledispatch
 from typing import Any
 
@@ -92,6 +94,19 @@ def cos_sin(like: Any, places: Any, frequencies: tuple[float, ...]) -> tuple[Any
 
 
 @singledispatch
+def normalised_exp(scores: Any, allowed: Any, sink: bool) -> Any:
+    """``exp(s_ij) / sum_k exp(s_ik)`` over the allowed keys of each row; 0 in a row without any. With ``sink`` the sum has one
+    more term exp(0). This composition serves every arithmetic; tensors use the fused softmax."""
+    top = row_max(select(scores, allowed, -math.inf))
+    top = select(top, top > (0.0 if sink else -math.inf), 0.0)
+    weights = select(exp(select(scores - top, allowed, 0.0)), allowed, 0.0)
+    total = row_sum(weights)
+    if sink:
+        total = total + exp(0.0 - top)
+    return weights / select(total, total > 0, 1.0)
+
+
+@singledispatch
 def roundoff(like: Any, float64: float, float32: float) -> float:
     """A threshold that depends on the precision of ``like``: one number for 64-bit floats, one for shorter ones."""
     return float64
@@ -123,6 +138,16 @@ def _(x: Tensor, condition: Tensor, otherwise: float) -> Tensor:
 @join.register
 def _(x: Tensor, *others: Tensor) -> Tensor:
     return torch.cat((x, *others), dim=-1)
+
+
+@normalised_exp.register
+def _(scores: Tensor, allowed: Tensor, sink: bool) -> Tensor:
+    least = torch.finfo(scores.dtype).min  # finite: a row with nothing allowed gives numbers, which the last line drops
+    scores = torch.where(allowed, scores, least)
+    if sink:
+        scores = torch.cat((scores, torch.zeros_like(scores[..., :1])), dim=-1)
+    weights = torch.softmax(scores, dim=-1)
+    return torch.where(allowed, weights[..., :-1] if sink else weights, 0.0)
 
 
 @constant.register

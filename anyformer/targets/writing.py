@@ -1,10 +1,11 @@
 """The writer of our own family, the reader's inverse: a Network becomes a :class:`Transformer`, where one has its class.
 
-Heads are factored to their ranks (``M_h = W_V W_O``), units to rank one (``M_j = up_j down_j^T``); grouped key/value heads are found again where keys are
-equal and the values of a group share one column space.
+Heads are factored to their ranks (``M_h = W_V W_O``), units to rank one (``M_j = up_j down_j^T``); grouped key/value heads
+are found again where keys are equal and the values of a group share one column space.
 """
 
 import itertools
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -21,8 +22,8 @@ def write_transformer(
 ) -> Transformer | None:
     """The module (float64) of a network, or None where no configuration has its class or a unit has a rank above one.
 
-    ``threshold``: singular values below this share of the largest do not count. The caller compares the outputs: parts of the network that the
-    family cannot hold are dropped here and show there.
+    ``threshold``: singular values below this share of the largest do not count. The caller compares the outputs: parts of
+    the network that the family cannot hold are dropped here and show there.
     """
     config = find_config(network, bias)
     return None if config is None else _Writer(network, config, threshold).module(token_names)
@@ -48,7 +49,7 @@ def find_config(network: Network, bias: bool) -> TransformerConfig | None:
         positions = "rope"
         if len(attention.rotary.frequencies) > 1:
             base = round(attention.rotary.frequencies[1] ** (-attention.head_dim / 2), 6)
-    sizes = dict(
+    sizes: dict[str, Any] = dict(
         vocab=outputs,
         heads=attention.heads,
         layers=sum(any(isinstance(op, Attention) for op in ops) for ops in operators),
