@@ -290,11 +290,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (OSError, MemoryError) as error:
         print(f"anyformer: {error or 'out of memory'}", file=sys.stderr)
         return 2
-    except ValueError as error:
-        if "integer string conversion" not in str(error):
-            raise
-        print("anyformer: a width of this class has more than 4300 digits; choose fewer layers or heads", file=sys.stderr)
-        return 2
     except KeyboardInterrupt:
         print("anyformer: interrupted", file=sys.stderr)
         return 130

@@ -5,7 +5,7 @@ sizes are integers of any magnitude: a width of 1e48 is an answer.
 """
 
 from dataclasses import asdict
-from math import isqrt
+from math import isqrt, log10
 from typing import Any
 
 from anyformer.backbones.random_backbone import Random, recommended_width, required_reads
@@ -13,6 +13,9 @@ from anyformer.backbones.registry import MACHINES
 from anyformer.errors import AnyformerError, OutsideClass
 from anyformer.network import NetworkClass
 from anyformer.targets.reading import network_class
+
+MOST_DIGITS = 4000
+"""Widths with more digits are refused: Python prints integers of up to 4300."""
 
 
 def lower_bound(heads: int, layers: int) -> int:
@@ -33,6 +36,9 @@ def cost(target: Any, length: int = 1) -> dict[str, Any]:
     if length < 1:
         raise AnyformerError(f"length must be at least 1, got {length}")
     known: NetworkClass = network_class(target)
+    digits = sum(log10(stage.count) for stage in known.stages)
+    if digits > MOST_DIGITS:
+        raise AnyformerError(f"a width of this class has more than {MOST_DIGITS} digits (about {digits:.0f}); choose fewer layers or heads")
     backbones: dict[str, Any] = {}
     for name, machine in MACHINES.items():
         try:

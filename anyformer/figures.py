@@ -32,8 +32,9 @@ def draw_overview(
     ``programs``: (title, program, tree)."""
     plt = _pyplot()
     heads = sum(p.shape[0] for p in rows[0][2])
-    figure = plt.figure(figsize=(3.1 * 2 * heads / 2, 3.3 * len(rows) * 2 / 2 * 1.15 + 4.2 * len(programs)), layout="constrained")
-    parts = figure.subfigures(1 + len(programs), 1, height_ratios=[3.3 * len(rows)] + [3.6] * len(programs))
+    heights = [1.0 + 1.9 * len(rows)] + [3.9] * len(programs)
+    figure = plt.figure(figsize=(3.1 * heads, sum(heights)), layout="constrained")
+    parts = figure.subfigures(1 + len(programs), 1, height_ratios=heights)
     _draw_attention(parts[0], rows)
     for part, (title, program, tree) in zip(parts[1:], programs, strict=True):
         _draw_program(part, title, program, tree)
@@ -73,12 +74,13 @@ def _draw_program(part: Any, title: str, program: Program, tree: Tree) -> None:
             names.append(name)
         level = len(path)
         top.barh(level, count, left=start, height=0.9, color=colours(names.index(name) % 9), edgecolor="white", linewidth=0.4)
-        if count > 0.035 * program.width:
-            label = " > ".join(p.replace("residual", "res").replace("head ", "h") for p in path) or "root"
-            top.text(start + count / 2, level, label, ha="center", va="center", fontsize=6)
+        wide, short = count > 0.035 * program.width, [p.replace("residual", "res").replace("head ", "h") for p in path]
+        if wide or (count > 0.012 * program.width and level < len(tree.stages)):
+            label = " > ".join(short) if wide else short[-1]
+            top.text(start + count / 2, level, label or "root", ha="center", va="center", fontsize=7 if wide else 5)
     top.set_yticks(range(len(names)), names, fontsize=8)
     top.invert_yaxis()
-    top.set_title("what each block holds (row) and its path (label)", fontsize=8, loc="left")
+    top.set_title("what each block holds (row) and its path (label; res: residual, h1: head 1)", fontsize=8, loc="left")
     top.spines[:].set_visible(False)
     E = program.detach().embedding.float()
     used = [i for i in range(program.vocab) if program.token_names is None or not program.token_names[i].startswith("_")]

@@ -19,7 +19,7 @@ from anyformer.errors import AnyformerError
 from anyformer.memory import human_bytes, require_memory
 from anyformer.network import NetworkClass, check_positions, check_tokens
 from anyformer.operators import Context
-from anyformer.spec import Spec
+from anyformer.recipe import Recipe
 from anyformer.storage import read_folder, write_folder
 
 KIND = "anyformer-program"
@@ -36,7 +36,7 @@ class Program:
     machine's own. ``recipe`` says which machine, ``fingerprint`` is its name.
     """
 
-    recipe: Spec
+    recipe: Recipe
     width: int
     tokens: Float[Tensor, "vocab a"]
     token_at: Int[Tensor, "a"]
@@ -165,9 +165,7 @@ class Program:
 
     def machine(self) -> Any:
         """Build the machine that this program is for, from its recipe."""
-        from anyformer.backbones import build_machine  # the registry stands above; a program only names its machine
-
-        return build_machine(self.recipe)
+        return self.recipe.machine()
 
 
 TENSORS = ("tokens", "token_at", "positions", "position_at", "constants", "constant_at", "readout")
@@ -176,16 +174,14 @@ TENSORS = ("tokens", "token_at", "positions", "position_at", "constants", "const
 def load(folder: str | Path) -> Program:
     """Read a program. Format version, fingerprint, names, dtypes and shapes are checked before any tensor is read; then the
     checksum, finiteness and the coordinates. Raises :class:`AnyformerError` in one line."""
-    from anyformer.backbones import recipe_width
-
     stored = read_folder(folder, KIND)
     config = stored.config
-    recipe = Spec.from_json(config.get("recipe"))
+    recipe = Recipe.from_json(config.get("recipe"))
     if recipe.digest() != config.get("fingerprint"):
         raise AnyformerError(f"{folder}: the recipe does not match its fingerprint; the file was changed, compile it again")
     if not isinstance(getattr(recipe, "network_class", None), NetworkClass):
         raise AnyformerError(f"{folder}: a {type(recipe).__name__} is not the recipe of a machine")
-    width = recipe_width(recipe)
+    width = recipe.machine_width()
     if width != config.get("width"):
         raise AnyformerError(f"{folder}: width {config.get('width')!r} is not the width {width} of its machine")
     floats = {stored.dtypes[n] for n in ("tokens", "positions", "constants", "readout") if n in stored.dtypes}

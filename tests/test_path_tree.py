@@ -7,13 +7,15 @@ from dataclasses import replace
 from functools import cache
 from itertools import pairwise
 
+import jaxtyping
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from anyformer.backbones import Chain, Looped, Machine, PathTree
-from anyformer.backbones.literal import LiteralTransformer, enumerate_names
+from anyformer.backbones import Chain, Looped, Machine, PathTree, folding
+from anyformer.backbones.layouts import enumerate_names
+from anyformer.backbones.literal import LiteralTransformer
 from anyformer.backbones.path_tree import LoopedRecipe, find_loop
 from anyformer.backbones.tree import Tree
 from anyformer.compiling import compile
@@ -617,6 +619,17 @@ def test_detached_programs_keep_no_graph():
 # --- batch and length ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("rows", [1, 2, 3])
+def test_a_batch_is_run_in_blocks_of_rows(rows, monkeypatch):
+    """A block that fits the cache: the same logits, whatever its size, with masks and positions cut alike."""
+    target = randomised(small("gpt"))
+    for machine in machines(target):
+        program = compile(target, machine)
+        monkeypatch.setattr(folding, "CACHE", rows * 4 * machine.width * 5)
+        for batch in batches(3, 5):
+            close(machine(**batch, program=program), machine.trace(**batch, program=program).logits, 1e-12)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_batch_and_length_do_not_matter(kind):
     target = randomised(small(kind))
@@ -654,12 +667,29 @@ def test_inputs_that_cannot_be_used():
     machine = PathTree.for_class(target)
     program = compile(target, machine)
     tokens = torch.zeros(2, 3, dtype=torch.long)
-    with pytest.raises(AnyformerError, match=r"token ids must lie in 0\.\.2, got 3"):
-        machine(tokens + 3, program)
-    with pytest.raises(AnyformerError, match=r"tokens are empty, shape \(2, 0\)"):
-        machine(tokens[:, :0], program)
-    with pytest.raises(AnyformerError, match=r"position 6 has no row: the position table holds 0\.\.5"):
-        machine(tokens, program, positions=tokens + 6)
+    jaxtyping.config.update("jaxtyping_disable", True)  # what a user meets
+    try:
+        for run in (machine, machine.trace):
+            with pytest.raises(AnyformerError, match=r"token ids must lie in 0\.\.2, got 3"):
+                run(tokens + 3, program)
+            with pytest.raises(AnyformerError, match=r"tokens are empty, shape \(2, 0\)"):
+                run(tokens[:, :0], program)
+            with pytest.raises(AnyformerError, match=r"tokens are empty, shape \(0, 3\)"):
+                run(tokens[:0], program)
+            with pytest.raises(
+                AnyformerError, match=r"must be an integer tensor of shape \(batch, n\), got torch.int64 of shape"
+            ):
+                run(tokens[0], program)
+            with pytest.raises(AnyformerError, match="must be an integer tensor"):
+                run(tokens.float(), program)
+            with pytest.raises(AnyformerError, match="mask must be Boolean"):
+                run(tokens, program, mask=tokens)
+            with pytest.raises(AnyformerError, match="positions must be integers >= 0"):
+                run(tokens, program, positions=tokens - 1)
+            with pytest.raises(AnyformerError, match=r"position 6 has no row: the position table holds 0\.\.5"):
+                run(tokens, program, positions=tokens + 6)
+    finally:
+        jaxtyping.config.update("jaxtyping_disable", False)
 
 
 # --- refusals -----------------------------------------------------------------------------------------------------------------
@@ -691,7 +721,7 @@ REFUSALS = {
     r"the literal machine of width \d+ needs \d+\.\d [GT]iB": lambda: PathTree.for_class(
         replace(RESIDUAL, layers=14, heads=1)
     ).literal(),
-    r"the stream of \(1024, 1024\) tokens needs \d+\.\d [GT]iB": lambda: run_wide(),
+    r"the stream of \(1, 65536\) tokens needs \d+\.\d [GT]iB": lambda: run_wide(),
     r"the target holds NaN or infinite numbers: tensor 0 of shape \(2, 1\)": lambda: compile(
         Network(torch.tensor([[1.0], [torch.nan]]), ()), PathTree.for_class(NetworkClass((), 1))
     ),
@@ -712,7 +742,7 @@ def run_wide():
     machine = PathTree.for_class(replace(RESIDUAL, heads=1, layers=18))
     width = machine.width
     program = Program(machine.recipe, width, torch.zeros(2, 1), torch.zeros(1, dtype=torch.long))
-    machine(torch.zeros(1024, 1024, dtype=torch.long), program)
+    machine(torch.zeros(1, 65536, dtype=torch.long), program)
 
 
 @pytest.mark.parametrize("message", REFUSALS)

@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import anyformer as af
-from anyformer.specialising import NetworkModule, factor
+from anyformer.factoring import factor
+from anyformer.specialising import NetworkModule
 
 
 def make(seed: int = 0, **sizes) -> af.Transformer:

@@ -4,12 +4,9 @@ read."""
 from anyformer.backbones.literal import LiteralTransformer as LiteralTransformer
 from anyformer.backbones.machine import Cost as Cost
 from anyformer.backbones.machine import Machine as Machine
-from anyformer.backbones.machine import Recipe as Recipe
 from anyformer.backbones.path_tree import Chain as Chain
 from anyformer.backbones.path_tree import Looped as Looped
 from anyformer.backbones.path_tree import PathTree as PathTree
 from anyformer.backbones.random_backbone import Random as Random
 from anyformer.backbones.registry import MACHINES as MACHINES
-from anyformer.backbones.registry import build_machine as build_machine
-from anyformer.backbones.registry import recipe_width as recipe_width
 from anyformer.backbones.registry import register_machine as register_machine

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from anyformer.backbones.folding import Trace
 from anyformer.errors import AnyformerError, OutsideClass
 from anyformer.memory import approximate
-from anyformer.network import Network, NetworkClass
+from anyformer.network import Network, NetworkClass, check_tokens
 from anyformer.program import Program
-from anyformer.spec import Spec
+from anyformer.recipe import Recipe
 
 M = TypeVar("M", bound="Machine")
 
@@ -35,12 +35,6 @@ class Cost:
     bytes: int
 
 
-class Recipe(Spec):
-    """Base of recipes: all that a machine is made from. A frozen dataclass with at least ``network_class``."""
-
-    network_class: NetworkClass
-
-
 class Machine(nn.Module, ABC):
     """A fixed backbone. ``machine(tokens, program)`` runs a program; swapping the program swaps the behaviour, nothing else.
 
@@ -50,6 +44,11 @@ class Machine(nn.Module, ABC):
 
     name: ClassVar[str]
     recipe_type: ClassVar[type[Recipe]]
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if "recipe_type" in cls.__dict__:
+            cls.recipe_type.machine_type = cls
 
     def __init__(self, recipe: Any):
         super().__init__()
@@ -146,6 +145,7 @@ class Machine(nn.Module, ABC):
     ) -> Float[Tensor, "batch n out"]:
         """Logits. ``mask`` is True at real tokens; ``positions`` default to the count of real tokens before each one."""
         self.check(program)
+        check_tokens(tokens, program.vocab)
         return self.run(tokens, program, mask, positions, None)
 
     def trace(
@@ -158,6 +158,7 @@ class Machine(nn.Module, ABC):
     ) -> Trace:
         """Run and keep the attention patterns of every stage and all reads by name."""
         self.check(program)
+        check_tokens(tokens, program.vocab)
         trace = Trace()
         trace.logits = self.run(tokens, program, mask, positions, trace)
         return trace

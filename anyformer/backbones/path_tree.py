@@ -15,14 +15,16 @@ import torch
 from torch import Tensor
 
 from anyformer.backbones.folding import Trace, fold_in_blocks, routing_table
-from anyformer.backbones.literal import LiteralTransformer, chain_literal, folded_literal, looped_literal, masked_literal
-from anyformer.backbones.machine import Cost, Machine, Recipe
+from anyformer.backbones.layouts import chain_literal, folded_literal, looped_literal, masked_literal
+from anyformer.backbones.literal import LiteralTransformer
+from anyformer.backbones.machine import Cost, Machine
 from anyformer.backbones.tree import Coordinate, Tree
 from anyformer.errors import AnyformerError, OutsideClass
 from anyformer.memory import require_memory
 from anyformer.network import Network, NetworkClass, StageClass, inner_operator
 from anyformer.operators import Attention, Context, Gate, Identity
 from anyformer.program import Program
+from anyformer.recipe import Recipe
 from anyformer.unrolling import unroll
 
 
@@ -64,13 +66,14 @@ def shrink(network_class: NetworkClass) -> NetworkClass:
     return NetworkClass(network_class.stages, network_class.outputs)
 
 
-def columns_program(machine: Machine, network: Network, dtype: torch.dtype, at: Tensor) -> Program:
-    """``E0 T_0`` as a program: constant columns apart, tree column i at coordinate ``at[i]``."""
+def columns_program(machine: Machine, network: Network, dtype: torch.dtype, at: Tensor | None = None) -> Program:
+    """``E0 T_0`` as a program: constant columns apart, tree column i at coordinate ``at[i]`` (default: i)."""
     tree = Tree.of(machine.network_class)
     rows = network.embedding.shape[0] + (0 if network.positions is None else network.positions.shape[0])
     require_memory(8 * tree.width * (rows + 2 * network.embedding.shape[1]), "compiling this program")
     constant = tree.constant_columns()
     reads = unroll(network)
+    at = torch.arange(tree.width) if at is None else at
     general, fixed = (~constant).nonzero()[:, 0], constant.nonzero()[:, 0]
     live = reads if fixed.numel() == 0 else reads[:, general]
     positions = None if network.positions is None else (network.positions.double() @ live).to(dtype)
@@ -116,7 +119,7 @@ class PathTree(Machine):
         return self.tree.coordinate(i)
 
     def write(self, network: Network, dtype: torch.dtype) -> Program:
-        return columns_program(self, network, dtype, torch.arange(self.width))
+        return columns_program(self, network, dtype)
 
     def run(self, tokens: Tensor, program: Program, mask: Tensor | None, positions: Tensor | None, trace: Trace | None) -> Tensor:
         ctx = Context.of(tokens, mask, positions)
@@ -255,6 +258,8 @@ def find_loop(stages: tuple[StageClass, ...]) -> tuple[int, int]:
             layers += 1
         if layers > 1 and layers * period > covered:
             best, covered = (period, layers), layers * period
+        if period >= len(stages) - covered:
+            break  # a longer period could cover no more
     return best
 
 

@@ -25,7 +25,7 @@ from torch import Tensor
 from anyformer import philox
 from anyformer.backbones.folding import Trace, fold_in_blocks, routing_table
 from anyformer.backbones.literal import LiteralBank, LiteralLayer, LiteralTransformer
-from anyformer.backbones.machine import Cost, Machine, Recipe
+from anyformer.backbones.machine import Cost, Machine
 from anyformer.backbones.path_tree import no_options, shrink
 from anyformer.backbones.tree import Tree
 from anyformer.errors import AnyformerError, require_choice, require_size
@@ -33,6 +33,7 @@ from anyformer.memory import approximate, require_memory
 from anyformer.network import BranchClass, Network, NetworkClass, inner_operator
 from anyformer.operators import Context, Gate, Identity
 from anyformer.program import Program
+from anyformer.recipe import Recipe
 from anyformer.unrolling import unroll
 
 OVERSAMPLE = 1.25

@@ -94,6 +94,8 @@ class Tree:
                 names.append(f"layer {layer} attention")
             elif any(isinstance(op, Gate) for op in operators):
                 names.append(f"layer {layer} MLP")
+            elif s == len(self.stages) - 1:
+                names.append(f"final {operators[-1].noun}")
             else:
                 names.append(f"{operators[-1].noun} stage {s + 1} (after layer {layer})")
         seen = [names[: s + 1].count(name) for s, name in enumerate(names)]
