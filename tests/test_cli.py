@@ -70,7 +70,11 @@ def test_compile_verify_inspect_run(capsys, targets: Path, tmp_path: Path, targe
     assert ran["tokens"] == words.split() and len(ran["predictions"]) == 4
     expected = af.Transformer.load(targets / target)(torch.tensor([[1, 1, 2, 3]]))[0]
     torch.testing.assert_close(torch.tensor(ran["logits"]), expected.float(), rtol=1e-4, atol=1e-4)
-    for command in (["inspect", tmp_path / "p"], ["run", tmp_path / "p", "--tokens", words], ["verify", tmp_path / "p", targets / target]):
+    for command in (
+        ["inspect", tmp_path / "p"],
+        ["run", tmp_path / "p", "--tokens", words],
+        ["verify", tmp_path / "p", targets / target],
+    ):
         code, out, err = call(capsys, *command)
         assert code == 0 and out and not err
 
@@ -112,7 +116,9 @@ def test_cost_has_the_documented_shape(capsys) -> None:
         (["cost", "--heads", "9", "--layers", "99999", "--head-dim", "1", "--features", "1", "--json"], "more than 4000 digits"),
     ],
 )
-def test_unusable_input_is_one_line_and_exit_code_2(capsys, targets: Path, tmp_path: Path, arguments: list[str], message: str) -> None:
+def test_unusable_input_is_one_line_and_exit_code_2(
+    capsys, targets: Path, tmp_path: Path, arguments: list[str], message: str
+) -> None:
     json_of(capsys, "compile", targets / "named", "-o", tmp_path / "p")
     names = {"named": targets / "named", "program": tmp_path / "p", "new": tmp_path / "new"}
     code, out, err = call(capsys, *[a.format(**names) for a in arguments])
@@ -150,7 +156,9 @@ def test_the_module_runs_as_a_program() -> None:
 
 def test_demo_end_to_end_on_barely_trained_targets(capsys, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The whole demo with two training steps a target: everything but the accuracy must hold."""
-    short = {name: TrainingConfig(steps=2, warm_up=1, evaluate_every=1, evaluation_size=64) for name in demo_targets.DEMO_TRAINING}
+    short = {
+        name: TrainingConfig(steps=2, warm_up=1, evaluate_every=1, evaluation_size=64) for name in demo_targets.DEMO_TRAINING
+    }
     monkeypatch.setattr(demo, "train_demo_targets", lambda report: demo_targets.train_demo_targets(report, short))
     monkeypatch.setattr(demo, "EVALUATION_SIZE", 64)
     result = json_of(capsys, "demo", "-o", tmp_path / "demo")

@@ -17,8 +17,9 @@ import torch
 from torch import Tensor
 
 from anyformer.backbones.literal import LiteralBank, LiteralLayer, LiteralTransformer
+from anyformer.backbones.tree import Tree
 from anyformer.errors import OutsideClass
-from anyformer.memory import require_memory
+from anyformer.memory import approximate, require_memory
 from anyformer.network import NetworkClass, inner_operator
 from anyformer.operators import Gate, Identity, Operator
 
@@ -70,13 +71,11 @@ class _Builder:
 
     def __init__(self, network: NetworkClass, names: list[Name | None] | None = None):
         self.network = network
+        m = Tree.of(network).width if names is None else len(names)
+        banks = [branch.operator for stage in network.stages for branch in stage.branches]
+        require_memory(8 * m * m * sum(4 if _is_gate(op) else op.count for op in banks), f"the literal machine of width {approximate(m)}")
         self.names = enumerate_names(network) if names is None else names
         self.index = {name: i for i, name in enumerate(self.names) if name is not None}
-        m = len(self.names)
-        matrices = sum(
-            branch.operator.count if not _is_gate(branch.operator) else 4 for stage in network.stages for branch in stage.branches
-        )
-        require_memory(8 * m * m * matrices, f"the literal machine of width {m}")
 
     def matrix(self, entries: list[tuple[int, int]], columns: int) -> Tensor:
         out = torch.zeros(len(self.names), columns)

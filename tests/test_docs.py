@@ -1,0 +1,83 @@
+"""Every code block of README and docs runs: Python blocks in order, their printed output compared; shell blocks command by command."""
+
+import contextlib
+import io
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import anyformer as af
+from anyformer.cli import main
+from anyformer.learning.demo_targets import DEMO_CLASS, demo_tasks
+
+ROOT = Path(__file__).parent.parent
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.M | re.S)
+
+
+@pytest.fixture
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working folder that holds what ``anyformer demo`` writes (untrained here)."""
+    monkeypatch.chdir(tmp_path)
+    machine = af.PathTree.for_class(DEMO_CLASS)
+    for name, task in demo_tasks().items():
+        target = af.Transformer(DEMO_CLASS, token_names=task.token_names)
+        target.save(tmp_path / "demo" / "targets" / name)
+        af.compile(target, machine).save(tmp_path / "demo" / "programs" / name)
+    return tmp_path
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+def test_python_blocks_run_and_print_what_they_say(page: Path, elsewhere: Path) -> None:
+    torch.manual_seed(0)
+    names: dict = {"__name__": page.stem}
+    printed = None
+    for language, code in BLOCK.findall(page.read_text(encoding="utf-8")):
+        if language == "python":
+            out = io.StringIO()
+            with contextlib.redirect_stdout(out):
+                exec(compile(code, str(page), "exec"), names)
+            printed = out.getvalue()
+        elif language == "text":
+            assert printed == code
+        else:
+            assert language == "bash", f"{page.name}: a block of language {language!r} is run by nobody"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+def test_shell_blocks_run(page: Path, elsewhere: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for language, code in BLOCK.findall(page.read_text(encoding="utf-8")):
+        for line in code.splitlines() if language == "bash" else []:
+            command = shlex.split(line, comments=True)
+            if command[0] == "make":
+                subprocess.run(["make", "-n", *command[1:]], cwd=ROOT, check=True, capture_output=True)
+            else:
+                assert command[0] == "anyformer" and main(command[1:]) == 0, line
+
+
+@pytest.mark.parametrize("page", [*PAGES, ROOT / "CONTRIBUTING.md"], ids=lambda p: p.name)
+def test_links_to_files_exist(page: Path) -> None:
+    for link in re.findall(r"\]\(([^)#]+)\)", page.read_text(encoding="utf-8")):
+        assert link.startswith("https://") or (page.parent / link).exists(), link
+
+
+@pytest.mark.parametrize("example", sorted((ROOT / "examples").glob("*.py")), ids=lambda p: p.name)
+def test_examples_run(example: Path) -> None:
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run([sys.executable, str(example)], capture_output=True, text=True, env=environment, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout
+
+
+def test_every_benchmark_names_its_claim() -> None:
+    for file in (ROOT / "benchmarks").glob("*.py"):
+        if file.name != "measure.py":
+            assert "claim(" in file.read_text(encoding="utf-8") and f"benchmarks/{file.name}" in PAGES[0].read_text(
+                encoding="utf-8"
+            )
