@@ -17,7 +17,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from anyformer.backbones import PathTree
+from anyformer.backbones import Looped, PathTree
 from anyformer.compiling import compile
 from anyformer.errors import AnyformerError
 from anyformer.maps import ConstantMap, DenseMap, IdentityMap, LinearMap, LowRankMap
@@ -194,8 +194,8 @@ class OperatorConformance:
     def test_network_tree_and_literal_agree(self) -> None:
         generator = _seeded(8)
         network = self.network(generator)
-        machine = PathTree.for_class(network)
-        program = compile(network, machine)
+        machine, looped = PathTree.for_class(network), Looped.for_class(network)
+        program, loop = compile(network, machine), compile(network, looped)
         tokens = torch.randint(VOCAB, (3, LENGTH), generator=generator)
         inner = inner_operator(self.operator)
         layouts = ("folded",) if isinstance(inner, Gate) else ("folded", "masked")
@@ -205,6 +205,8 @@ class OperatorConformance:
             trace = machine.trace(tokens, program, mask=mask)
             close(trace.logits, expected)
             close(trace.patterns, patterns)
+            close(looped(tokens, loop, mask=mask), expected)
+            close(looped.literal()(tokens, loop, mask=mask), expected)
             for layout in layouts:
                 seen: list[Tensor] = []
                 close(machine.literal(layout)(tokens, program, mask=mask, patterns=seen), expected)

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
+from itertools import islice
 from typing import Any
 
 from rich.console import Console
@@ -10,12 +11,11 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from anyformer.backbones.machine import Machine
-from anyformer.backbones.path_tree import PathTree
 from anyformer.memory import approximate, human_bytes
 from anyformer.program import Program
 
 OUT = Console(highlight=False, soft_wrap=True)
-MOST_BLOCKS = 64
+MOST_BLOCKS, MOST_JSON_BLOCKS = 64, 10_000
 
 
 def show(text: str) -> None:
@@ -91,14 +91,10 @@ def show_run(result: dict[str, Any], confidence: list[float]) -> None:
 def describe(program: Program) -> dict[str, Any]:
     """A program in plain data: machine, class, sizes, blocks of coordinates."""
     machine: Machine = program.machine()
-    blocks = []
-    if type(machine) in (PathTree,) or type(machine).__name__ == "Looped":
-        for name, path, start, count in machine.tree.blocks():  # type: ignore[attr-defined]
-            blocks.append({"block": name, "path": list(path), "start": start, "count": count})
-            if len(blocks) >= 10_000:
-                break
-    else:
-        blocks = [{"block": str(machine.coordinate(0)), "path": [], "start": 0, "count": machine.width}]
+    blocks = [
+        {"block": b.what, "path": list(b.path), "start": b.start, "count": b.count}
+        for b in islice(machine.blocks(), MOST_JSON_BLOCKS)
+    ]
     return {
         "machine": repr(machine),
         "backbone": machine.name,

@@ -38,7 +38,9 @@ def cost(target: Any, length: int = 1) -> dict[str, Any]:
     known: NetworkClass = network_class(target)
     digits = sum(log10(stage.count) for stage in known.stages)
     if digits > MOST_DIGITS:
-        raise AnyformerError(f"a width of this class has more than {MOST_DIGITS} digits (about {digits:.0f}); choose fewer layers or heads")
+        raise AnyformerError(
+            f"a width of this class has more than {MOST_DIGITS} digits (about {digits:.0f}); choose fewer layers or heads"
+        )
     backbones: dict[str, Any] = {}
     for name, machine in MACHINES.items():
         try:

@@ -69,7 +69,8 @@ def _draw_program(part: Any, title: str, program: Program, tree: Tree) -> None:
     )
     colours = plt.get_cmap("Pastel1")
     names: list[str] = []
-    for name, path, start, count in tree.blocks():
+    for block in tree.blocks():
+        name, path, start, count = block.what, block.path, block.start, block.count
         if name not in names:
             names.append(name)
         level = len(path)

@@ -163,14 +163,14 @@ def verify(
         error = (trace.logits - expected).abs() * real[..., None]
         magnitude = max(magnitude, float((expected * real[..., None]).abs().max()))
         first = count + 1
-        worst.update(error, lambda i, first=first: f"sequence {first + i[0]}, position {i[1] + 1}, output {_named(program, i[2])}")
+        worst.update(
+            error, lambda i, first=first: f"sequence {first + i[0]}, position {i[1] + 1}, output {_named(program, i[2])}"
+        )
         for layer, (mine, theirs) in enumerate(zip(trace.patterns, patterns, strict=True), start=1):
             error = (mine - theirs).abs() * real[:, None, :, None]
             pattern_magnitude = max(pattern_magnitude, float(theirs.abs().max()))
             place = f"layer {layer}, head {{}}, sequence {{}}, query {{}}, key {{}}"
-            worst_pattern.update(
-                error, lambda i, p=place, first=first: p.format(i[1] + 1, first + i[0], i[2] + 1, i[3] + 1)
-            )
+            worst_pattern.update(error, lambda i, p=place, first=first: p.format(i[1] + 1, first + i[0], i[2] + 1, i[3] + 1))
             compared += mine.shape[0] * mine.shape[1]
         if mask is None:
             gaps += trace.gaps

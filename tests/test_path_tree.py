@@ -449,14 +449,15 @@ def test_names_follow_the_independent_enumeration(kind):
 def test_blocks_tile_the_width(kind):
     tree = Tree.of(ODD if kind == "odd" else network_class(small(kind)))
     blocks = list(tree.blocks())
-    assert blocks[0][2] == 0
-    assert all(a[2] + a[3] == b[2] for a, b in pairwise(blocks))
-    assert blocks[-1][2] + blocks[-1][3] == tree.width
-    assert len({(name, path) for name, path, _, _ in blocks}) == len(blocks)
-    for name, path, start, count in blocks:
-        if count:
-            assert tree.coordinate(start).path == path
-            assert name == "output" if tree.coordinate(start).stage is None else name in tree.coordinate(start).what
+    assert blocks[0].start == 0
+    assert all(a.start + a.count == b.start for a, b in pairwise(blocks))
+    assert blocks[-1].start + blocks[-1].count == tree.width
+    assert len({(block.what, block.path) for block in blocks}) == len(blocks)
+    for block in blocks:
+        if block.count:
+            first = tree.coordinate(block.start)
+            assert first.path == block.path
+            assert block.what == "output" if first.stage is None else block.what in first.what
 
 
 def test_names_read_as_the_readme_says():
@@ -546,6 +547,25 @@ def test_the_embedding_is_the_unrolled_network(kind):
             close(program.position_embedding[:, at], network.positions @ unroll(network))
         ctx_free = program.embedding[torch.tensor([[0, 2]])]
         assert ctx_free.shape == (1, 2, machine.width)
+
+
+@pytest.mark.parametrize("kind", [k for k, options in KINDS.items() if not options.keys() & {"norm", "bias"}])
+def test_path_products_are_accumulated_in_float64(kind):
+    """A float32 program is the float64 one, rounded once (reading multiplies norm weights and biases in, in float32)."""
+    target = randomised(small(kind)).float()
+    for machine in machines(target):
+        single = compile(target, machine)
+        double = compile(randomised_as(target), machine).to(torch.float32)
+        assert single.dtype == torch.float32
+        assert torch.equal(single.embedding, double.embedding)
+        assert single.positions is None or torch.equal(single.positions, double.positions)
+
+
+def randomised_as(target: Transformer) -> Transformer:
+    """The same weights, in float64."""
+    again = Transformer(target.config).double()
+    again.load_state_dict(target.state_dict())
+    return again
 
 
 @pytest.mark.parametrize("kind", ["mlp", "mlp bias alone", "gpt", "pre-norm layer bias", "gated bias", "alibi bias"])
@@ -756,15 +776,12 @@ def test_overflowing_products_fit_in_float64():
     assert bool(torch.isfinite(program.tokens).all())
 
 
-@given(st.lists(st.integers(1, 3), min_size=1, max_size=9))
-def test_a_loop_is_the_repetition_that_covers_most(kinds):
+@given(st.lists(st.integers(1, 2), min_size=1, max_size=9))
+def test_a_loop_is_the_shortest_that_covers_most(kinds):
     stages = tuple(StageClass((BranchClass(Attention(1, d)),)) for d in kinds)
-    period, layers = find_loop(stages)
-    assert period * layers <= len(kinds) and kinds[: period * layers] == kinds[:period] * layers
-    covering = [
-        p * n for p in range(1, len(kinds)) for n in range(2, len(kinds) + 1) if kinds[: p * n] == kinds[:p] * n
-    ]  # fmt: skip
-    assert (period * layers if layers > 1 else 0) == max((c for c in covering if c <= len(kinds)), default=0)
+    S = len(kinds)
+    loops = [(p, n) for p in range(1, S) for n in range(2, S + 1) if p * n <= S and kinds[: p * n] == kinds[:p] * n]
+    assert find_loop(stages) == min(loops, key=lambda loop: (-loop[0] * loop[1], loop[0]), default=(S, 1))
 
 
 def test_a_looped_machine_has_one_layer():
@@ -774,3 +791,13 @@ def test_a_looped_machine_has_one_layer():
         period, layers = machine.recipe.period, machine.recipe.layers
         assert layers == 2 and literal.order[:period] == literal.order[period : 2 * period]
         assert len(literal.layers) == len(literal.order) - period
+
+
+def test_blocks_of_a_chain_tile_its_slots():
+    machine = Chain.for_class(TransformerConfig(vocab=4, heads=1, layers=2, head_dim=3, features=4))
+    blocks = list(machine.blocks())
+    assert [(b.what, b.start, b.count) for b in blocks] == [
+        ("layer 1 attention", 0, 6), ("layer 2 attention", 6, 6), ("output", 12, 4), ("padding", 16, 2)
+    ]  # fmt: skip
+    assert all(a.start + a.count == b.start for a, b in pairwise(blocks)) and blocks[-1].start + blocks[-1].count == machine.width
+    assert "padding" in str(machine.coordinate(17)) and str(machine.coordinate(12)).startswith("output 1 of")

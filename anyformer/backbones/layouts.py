@@ -73,7 +73,9 @@ class _Builder:
         self.network = network
         m = Tree.of(network).width if names is None else len(names)
         banks = [branch.operator for stage in network.stages for branch in stage.branches]
-        require_memory(8 * m * m * sum(4 if _is_gate(op) else op.count for op in banks), f"the literal machine of width {approximate(m)}")
+        require_memory(
+            8 * m * m * sum(4 if _is_gate(op) else op.count for op in banks), f"the literal machine of width {approximate(m)}"
+        )
         self.names = enumerate_names(network) if names is None else names
         self.index = {name: i for i, name in enumerate(self.names) if name is not None}
 

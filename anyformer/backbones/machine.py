@@ -4,6 +4,7 @@ A machine knows its targets' class and nothing else: two machines made from diff
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar
 
@@ -12,6 +13,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from anyformer.backbones.folding import Trace
+from anyformer.backbones.tree import Block
 from anyformer.errors import AnyformerError, OutsideClass
 from anyformer.memory import approximate
 from anyformer.network import Network, NetworkClass, check_tokens
@@ -38,8 +40,8 @@ class Cost:
 class Machine(nn.Module, ABC):
     """A fixed backbone. ``machine(tokens, program)`` runs a program; swapping the program swaps the behaviour, nothing else.
 
-    A new machine defines ``name``, ``recipe_type``, :meth:`cost_of`, :meth:`write`, :meth:`run`, :meth:`literal`, and
-    registers itself.
+    A new machine defines ``name``, ``recipe_type``, :meth:`recipe_for`, :meth:`width_of`, :meth:`cost_of`, :meth:`write`, :meth:`run`,
+    :meth:`coordinate`, :meth:`blocks` and :meth:`literal`, and is registered.
     """
 
     name: ClassVar[str]
@@ -108,6 +110,10 @@ class Machine(nn.Module, ABC):
     @abstractmethod
     def coordinate(self, i: int) -> Any:
         """The meaning of coordinate i of the stream."""
+
+    @abstractmethod
+    def blocks(self) -> Iterator[Block]:
+        """The coordinates of the stream, block by block: what each block holds and on which path."""
 
     @abstractmethod
     def literal(self) -> nn.Module:

@@ -8,7 +8,8 @@ the root gives the probes ``X0 P_1`` of stage 1, hence its operators. Adding ``O
 stream X1. At the leaf it reads ``X_S U0``, the output. Only routing happens on the way: no rounding beyond the operators'.
 """
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -18,7 +19,7 @@ from anyformer.backbones.folding import Trace, fold_in_blocks, routing_table
 from anyformer.backbones.layouts import chain_literal, folded_literal, looped_literal, masked_literal
 from anyformer.backbones.literal import LiteralTransformer
 from anyformer.backbones.machine import Cost, Machine
-from anyformer.backbones.tree import Coordinate, Tree
+from anyformer.backbones.tree import Block, Coordinate, Tree
 from anyformer.errors import AnyformerError, OutsideClass
 from anyformer.memory import require_memory
 from anyformer.network import Network, NetworkClass, StageClass, inner_operator
@@ -118,6 +119,9 @@ class PathTree(Machine):
     def coordinate(self, i: int) -> Coordinate:
         return self.tree.coordinate(i)
 
+    def blocks(self) -> Iterator[Block]:
+        return self.tree.blocks()
+
     def write(self, network: Network, dtype: torch.dtype) -> Program:
         return columns_program(self, network, dtype)
 
@@ -211,6 +215,12 @@ class Chain(PathTree):
             if found.numel()
             else Coordinate(None, f"padding of slot {i // self.slot + 1}", ())
         )
+
+    def blocks(self) -> Iterator[Block]:
+        for block in self.tree.blocks():
+            yield replace(block, start=len(block.path) * self.slot)
+            if block.count < self.slot:
+                yield Block("padding", block.path, len(block.path) * self.slot + block.count, self.slot - block.count)
 
     def write(self, network: Network, dtype: torch.dtype) -> Program:
         return columns_program(self, network, dtype, self.at)

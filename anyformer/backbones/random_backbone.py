@@ -15,6 +15,7 @@ Weights come from Philox integers (:mod:`anyformer.philox`): a seed means the sa
 """
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,7 +28,7 @@ from anyformer.backbones.folding import Trace, fold_in_blocks, routing_table
 from anyformer.backbones.literal import LiteralBank, LiteralLayer, LiteralTransformer
 from anyformer.backbones.machine import Cost, Machine
 from anyformer.backbones.path_tree import no_options, shrink
-from anyformer.backbones.tree import Tree
+from anyformer.backbones.tree import Block, Tree
 from anyformer.errors import AnyformerError, require_choice, require_size
 from anyformer.memory import approximate, require_memory
 from anyformer.network import BranchClass, Network, NetworkClass, inner_operator
@@ -267,6 +268,9 @@ class Random(Machine):
         if not 0 <= i < self.width:
             raise AnyformerError(f"coordinate must lie in 0..{self.width - 1}, got {i}")
         return f"random coordinate {i} (every coordinate of a random backbone holds a mixture of all {self.needed} reads)"
+
+    def blocks(self) -> Iterator[Block]:
+        yield Block(f"random mixtures of all {self.needed} reads", (), 0, self.width)
 
     def factor(self) -> tuple[Tensor, Tensor, float]:
         """Q, R and condition number of R_all, computed once."""

@@ -30,6 +30,16 @@ class Bank:
 
 
 @dataclass(frozen=True)
+class Block:
+    """Consecutive coordinates: ``what`` they hold (a stage's reads, or "output"), on which ``path``, from ``start`` on, how many."""
+
+    what: str
+    path: tuple[str, ...]
+    start: int
+    count: int
+
+
+@dataclass(frozen=True)
 class Coordinate:
     """What one coordinate of the stream means: a read (``stage``, 0-based, and ``what``) or an output, on a path."""
 
@@ -159,14 +169,14 @@ class Tree:
                 return f"{op.read_name(column)} of {self.branch_name(s, index, g)}"
         raise AnyformerError(f"stage {s + 1} has {self.stages[s].probes} probe columns, there is no column {i}")
 
-    def blocks(self) -> Iterator[tuple[str, tuple[str, ...], int, int]]:
-        """All blocks in order: (stage name or "output", path, first coordinate, number of coordinates)."""
+    def blocks(self) -> Iterator[Block]:
+        """All blocks, in the order of the coordinates."""
 
-        def walk(s: int, at: int, path: tuple[str, ...]) -> Iterator[tuple[str, tuple[str, ...], int, int]]:
+        def walk(s: int, at: int, path: tuple[str, ...]) -> Iterator[Block]:
             if s == len(self.stages):
-                yield "output", path, at, self.outputs
+                yield Block("output", path, at, self.outputs)
                 return
-            yield self.stage_name(s), path, at, self.stages[s].probes
+            yield Block(self.stage_name(s), path, at, self.stages[s].probes)
             for index, bank in enumerate(self.banks(s)):
                 for g in range(bank.branch.operator.count):
                     child = at + bank.child_at + g * self.widths[s + 1]
