@@ -57,7 +57,7 @@ class OperatorConformance:
         return torch.randn(batch, n, self.operator.count, 3, generator=generator, dtype=torch.float64)
 
     def network(self, generator: torch.Generator) -> Network:
-        """Two stages ``X <- X + sum_g Op_g(X P_g) X M_g``, by hand; with the constant feature where biases need it."""
+        """A few stages ``X <- X + sum_g Op_g(X P_g) X M_g``, by hand; with the constant feature where biases need it."""
         op = self.operator
         constant = bool(op.constant_reads)
         width = FEATURES + constant
@@ -84,7 +84,10 @@ class OperatorConformance:
         return Network(
             embedding=table(VOCAB, 1.0),
             positions=table(LENGTH, 0.0),
-            stages=(stage(first), stage(ConstantMap(width, kept(matrix(op.count, width))) if constant else second)),
+            # two stages of one class, so that a looped machine holds them; with biases, two times two
+            stages=(stage(first), stage(ConstantMap(width, kept(matrix(op.count, width))))) * 2
+            if constant
+            else (stage(first), stage(second)),
             readout=matrix(width, OUTPUTS),
             constant=constant,
         )
