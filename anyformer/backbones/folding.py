@@ -40,8 +40,8 @@ def routing_table(tree: Tree) -> Int[Tensor, "banks 7"]:
     return torch.tensor(rows, dtype=torch.int64).reshape(-1, len(COLUMNS))
 
 
-CACHE = 2 * 2**20
-"""Bytes of state that a block of batch rows may take, so that it stays in a core's cache."""
+BLOCK_BYTES = 8 * 2**20
+"""Bytes of state that a block of batch rows may take, so that it stays in the cache."""
 
 
 def fold_in_blocks(
@@ -53,7 +53,7 @@ def fold_in_blocks(
     trace: Trace | None = None,
 ) -> Float[Tensor, "batch n outputs"]:
     """Fold the batch block by block of rows; ``state(tokens, ctx)`` makes the first stream of a block. One block with a trace."""
-    rows = max(1, CACHE // (4 * tree.width * tokens.shape[1]))
+    rows = max(1, BLOCK_BYTES // (4 * tree.width * tokens.shape[1]))
     if trace is not None or rows >= tokens.shape[0]:
         return fold(tree, routing, state(tokens, ctx), ctx, trace)
     blocks = (slice(i, i + rows) for i in range(0, tokens.shape[0], rows))

@@ -95,19 +95,19 @@ class Mixing(TokenMap):
     pattern: Any = None
     gap: Callable[[], float] | None = None
     """For average-hard attention: the smallest relative gap between a row's maximum and its best key that is no tie."""
-
     def apply(self, values: Any) -> Any:
         return (self.weights @ values.swapaxes(1, 2)).swapaxes(1, 2)
 
     def contract(self, values: Any, onto: Any = None) -> Any:
+        if not isinstance(values, Tensor):
+            return self.apply(values).sum(2) + (0 if onto is None else onto)
         total = onto
-        for g in range(values.shape[2]):
-            if total is None:
-                total = self.weights[:, g] @ values[:, :, g]
-            elif isinstance(total, Tensor) and self.weights.shape[0] == total.shape[0]:
-                total = torch.baddbmm(total, self.weights[:, g], values[:, :, g])  # strided views of the state: no copy
+        for g in range(values.shape[2]):  # strided views of the state: no copies, one fused multiply-and-add a head
+            weights, seen = self.weights[:, g], values[:, :, g]
+            if total is not None and weights.shape[0] == total.shape[0]:
+                total = torch.baddbmm(total, weights, seen)
             else:
-                total = total + self.weights[:, g] @ values[:, :, g]
+                total = weights @ seen if total is None else total + weights @ seen
         return total
 
 

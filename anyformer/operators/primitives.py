@@ -142,12 +142,13 @@ def _(x: Tensor, *others: Tensor) -> Tensor:
 
 @normalised_exp.register
 def _(scores: Tensor, allowed: Tensor, sink: bool) -> Tensor:
-    least = torch.finfo(scores.dtype).min  # finite: a row with nothing allowed gives numbers, which the last line drops
-    scores = torch.where(allowed, scores, least)
+    keep = allowed.to(scores.dtype)
+    # a finite shift, so that a row with nothing allowed gives numbers, which the last factor drops; adding 0 changes nothing
+    scores = scores + (keep - 1.0) * (torch.finfo(scores.dtype).max / 4)
     if sink:
         scores = torch.cat((scores, torch.zeros_like(scores[..., :1])), dim=-1)
     weights = torch.softmax(scores, dim=-1)
-    return torch.where(allowed, weights[..., :-1] if sink else weights, 0.0)
+    return (weights[..., :-1] if sink else weights) * keep
 
 
 @constant.register
