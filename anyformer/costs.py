@@ -8,7 +8,6 @@ from dataclasses import asdict
 from math import isqrt, log10
 from typing import Any
 
-from anyformer.backbones.random_backbone import Random, recommended_width, required_reads
 from anyformer.backbones.registry import MACHINES
 from anyformer.errors import AnyformerError, OutsideClass
 from anyformer.network import NetworkClass
@@ -28,10 +27,9 @@ def lower_bound(heads: int, layers: int) -> int:
 def cost(target: Any, length: int = 1) -> dict[str, Any]:
     """Sizes of every machine for the class of ``target`` (a module, Network, NetworkClass or TransformerConfig).
 
-    ``{"backbones": {name: {"width": .., "length": .., "state": .., "depth": .., "heads": .., "nonzero_weights": .., "bytes":
-    ..}},
-    "lower_bound": ..}``; a machine that cannot hold the class has ``{"width": None, "reason": ..}``. For random backbones ``width`` is N, the
-    least, and ``recommended`` ceil(1.25 N). Nothing is allocated.
+    Returns ``{"backbones": {name: sizes}, "lower_bound": H^(L/2)}``. ``sizes`` are the fields of :class:`Cost`, or ``{"width": None,
+    "reason": ..}`` where the machine cannot hold the class. Random backbones: ``width`` is N, the least, and ``recommended`` is
+    ceil(1.25 N). Nothing is allocated.
     """
     if length < 1:
         raise AnyformerError(f"length must be at least 1, got {length}")
@@ -44,12 +42,8 @@ def cost(target: Any, length: int = 1) -> dict[str, Any]:
     backbones: dict[str, Any] = {}
     for name, machine in MACHINES.items():
         try:
-            options = {"width": required_reads(known)} if issubclass(machine, Random) else {}
-            recipe = machine.recipe_for(known, **options)
-            backbones[name] = asdict(machine.cost_of(recipe, length))
+            recipe, beside = machine.least(known)
+            backbones[name] = asdict(machine.cost_of(recipe, length)) | beside
         except OutsideClass as error:
             backbones[name] = {"width": None, "reason": str(error)}
-        else:
-            if issubclass(machine, Random):
-                backbones[name]["recommended"] = recommended_width(required_reads(known))
     return {"backbones": backbones, "lower_bound": lower_bound(max(known.heads, 1), known.layers)}

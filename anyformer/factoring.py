@@ -20,7 +20,6 @@ import math
 import torch
 from torch import Tensor
 
-from anyformer.backbones.random_backbone import Random
 from anyformer.backbones.tree import Bank, Tree
 from anyformer.maps import ConstantMap, DenseMap, IdentityMap, LinearMap
 from anyformer.network import Branch, Network, NetworkClass, Stage, StageClass
@@ -33,17 +32,6 @@ def rank_threshold(program: Program) -> float:
     backbone)."""
     noise = 64 * torch.finfo(program.dtype).eps
     return noise * max(1.0, float(program.provenance.get("condition", 1.0)) / 8)
-
-
-def tree_columns(program: Program) -> tuple[Tensor, Tensor | None]:
-    """Token rows (vocab, N) and position rows in the coordinates of the path tree, float64."""
-    machine = program.machine()
-    program = program.to(torch.float64)
-    if isinstance(machine, Random):
-        return machine.tree_columns(program)
-    at = getattr(machine, "at", slice(None))
-    positions = program.position_embedding
-    return program.embedding[:, at], None if positions is None else positions[:, at]
 
 
 def factor(program: Program, cutoff: float | None = None) -> Network:
@@ -71,11 +59,6 @@ def feature_widths(network: Network) -> tuple[int, ...]:
 
 def _has_constant(stage: StageClass) -> bool:
     return any(b.map == "constant" or b.operator.constant_reads for b in stage.branches)
-
-
-def _residual(stage: StageClass) -> int | None:
-    """The bank that is the residual branch."""
-    return next((i for i, b in enumerate(stage.branches) if isinstance(b.operator, Identity) and b.map == "identity"), None)
 
 
 def _norm_bank(stage: StageClass) -> int | None:
@@ -127,7 +110,7 @@ class _Factoring:
             if norm is not None:
                 start = at + self.tree.banks(s)[norm].read_at
                 return slice(start, start + stage.branches[norm].operator.reads)
-            residual = _residual(stage)
+            residual = stage.residual
             if residual is None:
                 return None
             at += self.tree.banks(s)[residual].child_at
@@ -183,7 +166,7 @@ class _Factoring:
 
     def root(self) -> tuple[Tensor, Tensor, Tensor]:
         """Rows of the stream (features, then the constant's column), T_0, and the number of token rows."""
-        tokens, positions = tree_columns(self.program)
+        tokens, positions = self.program.machine().tree_columns(self.program.to(torch.float64))
         rows = tokens if positions is None else torch.cat((tokens, positions))
         ones = rows.new_zeros(rows.shape[0], 1)
         ones[: tokens.shape[0]] = 1.0
@@ -277,7 +260,7 @@ class _Factoring:
     def _factor_children(self, stage: StageClass, blocks: list[Tensor], dim: int) -> tuple[list[Tensor], Tensor]:
         """No norm in sight: the residual child is the basis, extended by what the others add. The constant part of branches
         whose rows sum to 1 passes through them unchanged: it moves into the constant's row of T_(s+1)."""
-        residual = _residual(stage)
+        residual = stage.residual
         through = [self.constant and b.operator.stochastic for b in stage.branches]
         parts = [block[:, :dim] if through[i] else block for i, block in enumerate(blocks)]
         stack = torch.cat([p.flatten(0, 1) for i, p in enumerate(parts) if i != residual] or [blocks[0][0, :0]])

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from anyformer.errors import AnyformerError, OutsideClass, require_choice, require_size
 from anyformer.maps import LinearMap
-from anyformer.operators import Attention, Context, Gate, Normed, Operator, TokenMap
+from anyformer.operators import Attention, Context, Gate, Identity, Normed, Operator, TokenMap
 from anyformer.spec import Spec
 
 
@@ -34,6 +34,16 @@ class BranchClass(Spec):
         require_choice("BranchClass", "map", self.map, ("identity", "constant", "general"))
         if not isinstance(self.operator, Operator):
             raise AnyformerError(f"BranchClass: operator must be an Operator, got {type(self.operator).__name__}")
+
+    @property
+    def is_residual(self) -> bool:
+        """Whether it is the residual branch: the identity on tokens and on features (plus a bias)."""
+        return isinstance(self.operator, Identity) and self.map == "identity"
+
+    @property
+    def is_gated(self) -> bool:
+        """Whether it is a bank of MLP units, bare or behind a norm."""
+        return isinstance(inner_operator(self.operator), Gate)
 
 
 @dataclass(frozen=True)
@@ -64,6 +74,11 @@ class StageClass(Spec):
         return sum(b.operator.count for b in self.branches)
 
     @cached_property
+    def residual(self) -> int | None:
+        """The index of the residual branch among the banks, or None."""
+        return next((i for i, b in enumerate(self.branches) if b.is_residual), None)
+
+    @cached_property
     def attention(self) -> Attention | None:
         """The stage's (first) attention bank, bare or behind a norm."""
         banks = [inner_operator(b.operator) for b in self.branches]
@@ -91,6 +106,10 @@ class NetworkClass(Spec):
                 require_size("NetworkClass", name, getattr(self, name))
         if not all(isinstance(s, StageClass) for s in self.stages):
             raise AnyformerError("NetworkClass: stages must be a tuple of StageClass")
+
+    def for_tree(self) -> "NetworkClass":
+        """What a path tree depends on: stages and outputs (features, vocabulary and positions are the program's)."""
+        return NetworkClass(self.stages, self.outputs)
 
     @property
     def layers(self) -> int:
@@ -296,9 +315,3 @@ def _map_shape(m: LinearMap, width: int) -> tuple[int, int]:
         return m.features, m.rows.shape[1]  # type: ignore[attr-defined]
     first, last = m.tensors()[0], m.tensors()[-1]
     return first.shape[1], last.shape[-1]
-
-
-__all__ = [
-    "Branch", "BranchClass", "Gate", "Network", "NetworkClass", "Stage", "StageClass",
-    "apply_operator", "check_positions", "check_tokens", "inner_operator",
-]  # fmt: skip

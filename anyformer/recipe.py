@@ -9,8 +9,8 @@ from anyformer.spec import Spec
 
 
 class Recipe(Spec):
-    """Base of recipes: frozen dataclasses with at least ``network_class``. The machine that names a recipe type as its own
-    (``Machine.recipe_type``) is the one that is built from it."""
+    """Base of recipes: frozen dataclasses with at least ``network_class``. ``machine_type`` is set when the machine that names this
+    type as its ``recipe_type`` is registered."""
 
     network_class: NetworkClass
     machine_type: ClassVar[Any] = None
@@ -26,7 +26,9 @@ class Recipe(Spec):
     @classmethod
     def _type(cls) -> Any:
         if cls.machine_type is None:
-            raise AnyformerError(f"no machine has a recipe of type {cls.__name__}; import the module that defines it")
+            raise AnyformerError(
+                f"no registered machine has a recipe of type {cls.__name__}; import the module that registers it"
+            )
         return cls.machine_type
 
 

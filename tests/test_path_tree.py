@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from anyformer.backbones import Chain, Looped, Machine, PathTree, folding
 from anyformer.backbones.layouts import enumerate_names
 from anyformer.backbones.literal import LiteralTransformer
-from anyformer.backbones.path_tree import LoopedRecipe, find_loop
+from anyformer.backbones.looped import LoopedRecipe, find_loop
 from anyformer.backbones.tree import Tree
 from anyformer.compiling import compile
 from anyformer.conformance import close

@@ -1,11 +1,10 @@
-"""Backbones: fixed machines, written from a network class. The registry is the one table that command line, costs and loader
-read."""
+"""Backbones: fixed machines, written from a network class, and the registry of them."""
 
+from anyformer.backbones.chain import Chain as Chain
 from anyformer.backbones.literal import LiteralTransformer as LiteralTransformer
+from anyformer.backbones.looped import Looped as Looped
 from anyformer.backbones.machine import Cost as Cost
 from anyformer.backbones.machine import Machine as Machine
-from anyformer.backbones.path_tree import Chain as Chain
-from anyformer.backbones.path_tree import Looped as Looped
 from anyformer.backbones.path_tree import PathTree as PathTree
 from anyformer.backbones.random_backbone import Random as Random
 from anyformer.backbones.registry import MACHINES as MACHINES

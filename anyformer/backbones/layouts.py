@@ -20,8 +20,7 @@ from anyformer.backbones.literal import LiteralBank, LiteralLayer, LiteralTransf
 from anyformer.backbones.tree import Tree
 from anyformer.errors import OutsideClass
 from anyformer.memory import approximate, require_memory
-from anyformer.network import NetworkClass, inner_operator
-from anyformer.operators import Gate, Identity, Operator
+from anyformer.network import NetworkClass
 
 Name = tuple[Any, ...]
 """A coordinate: (kind, path, details). The path is a tuple of (bank, branch) pairs, one a stage."""
@@ -50,14 +49,7 @@ def enumerate_names(network: NetworkClass) -> list[Name]:
 
 def home(network: NetworkClass, s: int) -> tuple[int, int]:
     """The child into whose place stage s folds: the residual child if there is one, else the first."""
-    for b, branch in enumerate(network.stages[s].branches):
-        if isinstance(branch.operator, Identity) and branch.map == "identity":
-            return (b, 0)
-    return (0, 0)
-
-
-def _is_gate(op: Operator) -> bool:
-    return isinstance(inner_operator(op), Gate)
+    return (network.stages[s].residual or 0, 0)
 
 
 # --- layouts ------------------------------------------------------------------------------------------------------------------
@@ -72,9 +64,10 @@ class _Builder:
     def __init__(self, network: NetworkClass, names: list[Name | None] | None = None):
         self.network = network
         m = Tree.of(network).width if names is None else len(names)
-        banks = [branch.operator for stage in network.stages for branch in stage.branches]
+        banks = [branch for stage in network.stages for branch in stage.branches]
         require_memory(
-            8 * m * m * sum(4 if _is_gate(op) else op.count for op in banks), f"the literal machine of width {approximate(m)}"
+            8 * m * m * sum(4 if b.is_gated else b.operator.count for b in banks),
+            f"the literal machine of width {approximate(m)}",
         )
         self.names = enumerate_names(network) if names is None else names
         self.index = {name: i for i, name in enumerate(self.names) if name is not None}
@@ -102,7 +95,7 @@ class _Builder:
                 [(i, self.index[t]) for i, n in enumerate(self.names) if n and (t := move(n, (b, g)))] for g in range(op.count)
             ]
             reads = [self.read(prefixes, ("own", b, g), op.reads) for g in range(op.count)]
-            if _is_gate(op):
+            if branch.is_gated:
                 # target unit g becomes one hidden unit a moved coordinate; they share its gate
                 copies = len(moves[0])
                 units = [(g * copies + c, i, j) for g in range(op.count) for c, (i, j) in enumerate(moves[g])]
@@ -118,12 +111,6 @@ class _Builder:
 
     def readout(self, paths: list[tuple]) -> Tensor:
         return self.read(paths, ("output",), self.network.outputs)
-
-
-def _has_skip(network: NetworkClass, s: int) -> bool:
-    b, _ = home(network, s)
-    branch = network.stages[s].branches[b]
-    return isinstance(branch.operator, Identity) and branch.map == "identity"
 
 
 def _fold_move(s: int, trunk: tuple, to: tuple[int, int]) -> Move:
@@ -143,14 +130,14 @@ def folded_literal(network: NetworkClass) -> LiteralTransformer:
     build, layers, trunk = _Builder(network), [], ()
     for s in range(len(network.stages)):
         to = home(network, s)
-        layers.append(build.layer(s, [trunk], _fold_move(s, trunk, to), _has_skip(network, s)))
+        layers.append(build.layer(s, [trunk], _fold_move(s, trunk, to), network.stages[s].residual is not None))
         trunk = (*trunk, to)
     return LiteralTransformer(layers, build.readout([trunk]))
 
 
 def masked_literal(network: NetworkClass) -> LiteralTransformer:
     """The paper's masks: R_V of layer l and head h keeps every coordinate whose l-th branch is h, reads sum over prefixes."""
-    gates = [f"stage {s + 1} has gates" for s, st in enumerate(network.stages) if any(_is_gate(b.operator) for b in st.branches)]
+    gates = [f"stage {s + 1} has gates" for s, st in enumerate(network.stages) if any(b.is_gated for b in st.branches)]
     if gates:
         raise OutsideClass("the masked layout holds attention-only and residual classes", gates)
     build, layers = _Builder(network), []
@@ -189,7 +176,7 @@ def looped_literal(network: NetworkClass, period: int, layers: int) -> LiteralTr
     order, trunk = stages * layers, homes * layers
     for s in range(period * layers, len(network.stages)):
         to = home(network, s)
-        order.append(build.layer(s, [trunk], _fold_move(s, trunk, to), _has_skip(network, s)))
+        order.append(build.layer(s, [trunk], _fold_move(s, trunk, to), network.stages[s].residual is not None))
         trunk = (*trunk, to)
     return LiteralTransformer(order, build.readout([trunk]))
 

@@ -4,8 +4,9 @@ A machine knows its targets' class and nothing else: two machines made from diff
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from inspect import signature
 from typing import Any, ClassVar, TypeVar
 
 import torch
@@ -17,8 +18,10 @@ from anyformer.backbones.tree import Block
 from anyformer.errors import AnyformerError, OutsideClass
 from anyformer.memory import approximate
 from anyformer.network import Network, NetworkClass, check_tokens
+from anyformer.operators import Context
 from anyformer.program import Program
 from anyformer.recipe import Recipe
+from anyformer.targets.reading import network_class
 
 M = TypeVar("M", bound="Machine")
 
@@ -47,19 +50,18 @@ class Machine(nn.Module, ABC):
     name: ClassVar[str]
     recipe_type: ClassVar[type[Recipe]]
 
-    def __init_subclass__(cls, **kwargs: Any) -> None:
-        super().__init_subclass__(**kwargs)
-        if "recipe_type" in cls.__dict__:
-            cls.recipe_type.machine_type = cls
-
     def __init__(self, recipe: Any):
         super().__init__()
         self.recipe = recipe
 
+    recipe_for: ClassVar[Callable[..., Recipe]]
+    """``recipe_for(network_class, **options)``, a class method: the recipe of the machine for a class. Keyword arguments are the
+    machine's options. Raises :class:`OutsideClass` with every reason where there is none."""
+
     @classmethod
-    @abstractmethod
-    def recipe_for(cls, network_class: NetworkClass, **options: Any) -> Recipe:
-        """The recipe of the machine for a class; raises :class:`OutsideClass` with every reason where there is none."""
+    def least(cls, network_class: NetworkClass) -> tuple[Recipe, dict[str, Any]]:
+        """The recipe of least width for a class, and what a table of costs should say beside it."""
+        return cls.recipe_for(network_class), {}
 
     @classmethod
     @abstractmethod
@@ -74,8 +76,10 @@ class Machine(nn.Module, ABC):
     @classmethod
     def for_class(cls: type[M], target: Any, **options: Any) -> M:
         """The machine for the class of ``target``: a module, a Network, a NetworkClass, or a TransformerConfig."""
-        from anyformer.targets.reading import network_class
-
+        known = sorted(set(signature(cls.recipe_for).parameters) - {"network_class"})
+        if not set(options) <= set(known):
+            unknown = ", ".join(sorted(set(options) - set(known)))
+            raise AnyformerError(f"a {cls.name} machine takes no option {unknown}; it takes {', '.join(known) or 'none'}")
         recipe = cls.recipe_for(network_class(target), **options)
         width = cls.width_of(recipe)
         if width >= 2**62:
@@ -124,7 +128,11 @@ class Machine(nn.Module, ABC):
         """The program of a network of this class (checked by :meth:`admit` before)."""
 
     @abstractmethod
-    def run(self, tokens: Tensor, program: Program, mask: Tensor | None, positions: Tensor | None, trace: Trace | None) -> Tensor:
+    def tree_columns(self, program: Program) -> tuple[Tensor, Tensor | None]:
+        """What the backbone reads, in the coordinates of the path tree: token rows (vocab, N) and position rows, or None."""
+
+    @abstractmethod
+    def run(self, tokens: Tensor, program: Program, ctx: Context, trace: Trace | None) -> Tensor:
         """Logits for a checked program."""
 
     def admit(self, network_class: NetworkClass) -> None:
@@ -152,7 +160,7 @@ class Machine(nn.Module, ABC):
         """Logits. ``mask`` is True at real tokens; ``positions`` default to the count of real tokens before each one."""
         self.check(program)
         check_tokens(tokens, program.vocab)
-        return self.run(tokens, program, mask, positions, None)
+        return self.run(tokens, program, Context.of(tokens, mask, positions), None)
 
     def trace(
         self,
@@ -166,7 +174,7 @@ class Machine(nn.Module, ABC):
         self.check(program)
         check_tokens(tokens, program.vocab)
         trace = Trace()
-        trace.logits = self.run(tokens, program, mask, positions, trace)
+        trace.logits = self.run(tokens, program, Context.of(tokens, mask, positions), trace)
         return trace
 
     def check(self, program: Program) -> None:
@@ -175,6 +183,10 @@ class Machine(nn.Module, ABC):
             raise AnyformerError(
                 f"this program was made for another machine (fingerprint {program.fingerprint[:8]}..., this one is "
                 f"{self.fingerprint[:8]}...); compile it again for this machine or use program.machine()"
+            )
+        if program.readout is not None:
+            raise AnyformerError(
+                f"this program has a read-out of its own, which a {self.name} machine would ignore: it reads its own leaves"
             )
 
 

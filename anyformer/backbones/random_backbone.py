@@ -1,17 +1,17 @@
 """Random backbones: every weight drawn at random, fixed by a seed (arXiv 2605.31423, section on random backbones).
 
-The condition for a program is one linear system,  ``E R_all = W_all``: R_all (m x N) from the backbone alone, built right to left
-like an unrolled network,
+A program solves one linear system, ``E R_all = W_all``. R_all (m x N) is the backbone alone, unrolled from the right:
 
     R_S = U,    R_s = [ reads of stage s+1 , Route_b R_(s+1) for each branch b ],    W_all = E0 T_0   (:mod:`anyformer.unrolling`)
 
-where the residual branch is a true skip (Route = identity), a head has R_V (m x m), and a unit of an ordinary gated MLP becomes
-width(s+1) hidden units, ``Route_j = up_j down_j``, whose gates are all required reads, all equal to the target's z_j: with r
-units alone the
-rank of R_all is far below N. R_all has full column rank almost surely for m >= N (its determinant is a polynomial in
-the weights, and the 0/1 construction is a point where it is +-1). E is the minimum-norm solution, through a QR of R_all.
+The residual is a true skip (Route = identity), a head routes by R_V (m x m). With as many hidden units as the target has, R_all would
+have rank far below N. So a unit becomes width(s+1) hidden units of an ordinary gated MLP, ``Route_j = up_j down_j``, whose gates all
+read the target's z_j.
 
-Weights come from Philox integers (:mod:`anyformer.philox`): a seed means the same bits everywhere.
+Full column rank holds almost surely for m >= N: the determinant of the first N rows is a polynomial in the weights, and it is +-1 at
+one point: for attention only, the masks of Theorem 3.1; with a residual, the folded form (each head shifts its child into the residual
+child's place); with gates, the folded form in which each hidden unit has a gate coordinate of its own. E is the minimum-norm solution,
+through a QR of R_all. Weights come from Philox integers (:mod:`anyformer.philox`): a seed means the same bits everywhere.
 """
 
 import math
@@ -27,12 +27,11 @@ from anyformer import philox
 from anyformer.backbones.folding import Trace, fold_in_blocks, routing_table
 from anyformer.backbones.literal import LiteralBank, LiteralLayer, LiteralTransformer
 from anyformer.backbones.machine import Cost, Machine
-from anyformer.backbones.path_tree import no_options, shrink
 from anyformer.backbones.tree import Block, Tree
 from anyformer.errors import AnyformerError, require_choice, require_size
 from anyformer.memory import approximate, require_memory
-from anyformer.network import BranchClass, Network, NetworkClass, inner_operator
-from anyformer.operators import Context, Gate, Identity
+from anyformer.network import Network, NetworkClass
+from anyformer.operators import Context
 from anyformer.program import Program
 from anyformer.recipe import Recipe
 from anyformer.unrolling import unroll
@@ -60,16 +59,6 @@ class RandomRecipe(Recipe):
             raise AnyformerError(f"RandomRecipe: seed must be below 2^64, got {self.seed}")
 
 
-def is_skip(branch: BranchClass) -> bool:
-    """Whether a branch is the residual: in a random backbone a true skip connection."""
-    return isinstance(branch.operator, Identity) and branch.map == "identity"
-
-
-def is_gated(branch: BranchClass) -> bool:
-    """Whether a branch is a bank of MLP units."""
-    return isinstance(inner_operator(branch.operator), Gate)
-
-
 def required_reads(network_class: NetworkClass) -> int:
     """N: the number of columns of R_all. Equal to the path tree's width where there is no MLP; a unit's gate counts once for
     each of its hidden units."""
@@ -77,20 +66,26 @@ def required_reads(network_class: NetworkClass) -> int:
     count = network_class.outputs
     for s in reversed(range(len(tree.stages))):
         stage, width = tree.stages[s], count
-        own = sum(b.operator.count * b.operator.reads * (width if is_gated(b) else 1) for b in stage.branches)
+        own = sum(b.operator.count * b.operator.reads * (width if b.is_gated else 1) for b in stage.branches)
         count = stage.shared + own + stage.count * width
     return count
 
 
 @dataclass(frozen=True)
 class Weights:
-    """The random matrices of a recipe by name. Each is drawn from its own stream, so any can be made alone."""
+    """The random matrices of a recipe by name. Each is drawn from its own Philox stream, so any can be made alone.
+
+    Stream number, from the low bits: kind (3 bits: 0 shared reads, 1 own reads, 2 route, 3 up, 4 down, 5 read-out), branch (32), bank
+    (8), stage (20). It is part of what a fingerprint promises.
+    """
 
     recipe: RandomRecipe
 
     def _draw(
         self, fan_in: int, shape: tuple[int, ...], *, stage: int, bank: int = 0, g: int = 0, kind: int
     ) -> Float[Tensor, "..."]:
+        if bank >= 2**8 or g >= 2**32 or stage >= 2**20:
+            raise AnyformerError("a random backbone has at most 2^20 stages of 256 banks of 2^32 branches")
         stream = ((stage << 8 | bank) << 32 | g) << 3 | kind
         scale = 1.0 / math.sqrt(fan_in)
         draw = philox.uniform if self.recipe.law == "uniform" else philox.gaussian
@@ -133,13 +128,13 @@ def build_reads(recipe: RandomRecipe) -> tuple[Float[Tensor, "m N"], Int[Tensor,
         names = [torch.arange(stage.shared)]
         children, child_names = [], []
         for b, bank in enumerate(tree.banks(s)):
-            op, gated = bank.branch.operator, is_gated(bank.branch)
+            op, gated = bank.branch.operator, bank.branch.is_gated
             for g in range(op.count):
                 if op.reads:
                     columns.append(weights.own(s, b, g, op.reads * (width if gated else 1)))
                     at = bank.read_at + g * op.reads + torch.arange(op.reads)
                     names.append(at.repeat(width) if gated else at)
-                if is_skip(bank.branch):
+                if bank.branch.is_residual:
                     child = reads
                 elif gated:
                     child = weights.up(s, b, g, width) @ (weights.down(s, b, g, width, op.count) @ reads)
@@ -210,31 +205,39 @@ class Random(Machine):
             )
         require_memory(_bytes(recipe), f"building a random backbone of width {approximate(recipe.width)}")
         self.tree = Tree.of(recipe.network_class)
-        reads, meaning = build_reads(recipe)
-        self._full: tuple[Tensor, Tensor] | None = (reads, meaning)
-        first = torch.full((self.tree.width,), -1)
-        order = torch.arange(meaning.numel() - 1, -1, -1)
-        first[meaning[order]] = order
+        reads, self.meaning = build_reads(recipe)
+        self._full: Tensor | None = reads
+        first = torch.full((self.tree.width,), -1)  # the first column of R_all that equals each tree coordinate
+        order = torch.arange(self.meaning.numel() - 1, -1, -1)
+        first[self.meaning[order]] = order
         self.register_buffer("reads", reads if reads.shape[1] == self.tree.width else reads[:, first])
         self.register_buffer("routing", routing_table(self.tree))
         self._factor: tuple[Tensor, Tensor, float] | None = None
 
     @classmethod
-    def recipe_for(cls, network_class: NetworkClass, **options: Any) -> Recipe:
-        """``seed``, ``law``, and either ``width`` or ``oversample`` (m / N, default 1.25)."""
-        options = dict(options)
-        seed, law = options.pop("seed", 0), options.pop("law", "uniform")
-        width, oversample = options.pop("width", None), options.pop("oversample", None)
-        no_options(cls, options)
+    def recipe_for(
+        cls,
+        network_class: NetworkClass,
+        *,
+        seed: int = 0,
+        law: str = "uniform",
+        width: int | None = None,
+        oversample: float | None = None,
+    ) -> RandomRecipe:
+        """``width`` m, or ``oversample`` m / N (default 1.25)."""
         if width is not None and oversample is not None:
             raise AnyformerError("a random machine takes width or oversample, not both")
-        needed = required_reads(network_class)
         if width is None:
             oversample = OVERSAMPLE if oversample is None else oversample
             if isinstance(oversample, bool) or not isinstance(oversample, (int, float)) or not 1 <= oversample < 1e6:
                 raise AnyformerError(f"oversample is m / N and must be a number of at least 1, got {oversample!r}")
-            width = recommended_width(needed, oversample)
-        return RandomRecipe(shrink(network_class), width, law, seed)
+            width = recommended_width(required_reads(network_class), oversample)
+        return RandomRecipe(network_class.for_tree(), width, law, seed)
+
+    @classmethod
+    def least(cls, network_class: NetworkClass) -> tuple[RandomRecipe, dict[str, Any]]:
+        needed = required_reads(network_class)
+        return cls.recipe_for(network_class, width=needed), {"recommended": recommended_width(needed)}
 
     @classmethod
     def width_of(cls, recipe: Any) -> int:
@@ -248,11 +251,11 @@ class Random(Machine):
             stage, w, count = tree.stages[s], needed[-1], tree.stages[s].shared
             for branch in stage.branches:
                 op = branch.operator
-                copies = w if is_gated(branch) else 1
+                copies = w if branch.is_gated else 1
                 count += op.count * (op.reads * copies + w)
-                if is_gated(branch):
+                if branch.is_gated:
                     weights += op.count * w * m * (op.reads + 2)
-                elif not is_skip(branch):
+                elif not branch.is_residual:
                     weights += op.count * (m * op.reads + m * m)
             weights += m * stage.shared
             needed.append(count)
@@ -275,10 +278,10 @@ class Random(Machine):
     def factor(self) -> tuple[Tensor, Tensor, float]:
         """Q, R and condition number of R_all, computed once."""
         if self._factor is None:
-            reads, _ = self._all_reads()
+            reads = build_reads(self.recipe)[0] if self._full is None else self._full
+            self._full = None
             require_memory(16 * reads.numel() + 8 * reads.shape[1] ** 2, "solving this random backbone")
             q, r = torch.linalg.qr(reads)
-            self._full = None
             self._factor = (q, r, triangular_condition(r))
         return self._factor
 
@@ -287,17 +290,11 @@ class Random(Machine):
         """Condition number of R_all (Lanczos, about one per cent)."""
         return self.factor()[2]
 
-    def _all_reads(self) -> tuple[Tensor, Tensor]:
-        if self._full is None:
-            self._full = build_reads(self.recipe)
-        return self._full
-
     def forecast(self, dtype: torch.dtype) -> float:
         """Expected relative error of the outputs: the condition number times the epsilon of the program's dtype."""
         return self.condition * torch.finfo(dtype).eps
 
     def write(self, network: Network, dtype: torch.dtype) -> Program:
-        _, meaning = self._all_reads()
         q, r, condition = self.factor()
         if not self.forecast(dtype) <= WORST_FORECAST:
             raise AnyformerError(
@@ -305,7 +302,7 @@ class Random(Machine):
                 f"for {dtype}: forecast error {self.forecast(dtype):.0e} > {WORST_FORECAST}; use width {recommended_width(self.needed)} "
                 "or another seed"
             )
-        required = unroll(network)[:, meaning]
+        required = unroll(network)[:, self.meaning]
 
         def solve(rows: Tensor) -> Tensor:
             right = (rows.double() @ required).T
@@ -329,17 +326,14 @@ class Random(Machine):
         )
 
     def tree_columns(self, program: Program) -> tuple[Tensor, Tensor | None]:
-        """``E R_all`` in the coordinates of the path tree: what the backbone reads, for tokens (vocab, N) and positions."""
         reads = self.reads.to(program.dtype)
         positions = program.position_embedding
         return program.embedding @ reads, None if positions is None else positions @ reads
 
-    def run(self, tokens: Tensor, program: Program, mask: Tensor | None, positions: Tensor | None, trace: Trace | None) -> Tensor:
-        ctx = Context.of(tokens, mask, positions)
+    def run(self, tokens: Tensor, program: Program, ctx: Context, trace: Trace | None) -> Tensor:
         columns, position_columns = self.tree_columns(program)
         at = torch.arange(self.tree.width)
-        width = self.tree.width
-        folded = Program(self.recipe, width, columns, at, position_columns, None if position_columns is None else at)
+        folded = Program(self.recipe, self.tree.width, columns, at, position_columns, None if position_columns is None else at)
         return fold_in_blocks(self.tree, self.routing, folded.state, tokens, ctx, trace)
 
     def literal(self) -> LiteralTransformer:
@@ -355,21 +349,21 @@ class Random(Machine):
             banks = []
             for b, branch in enumerate(stage.branches):
                 op, width = branch.operator, needed[s + 1]
-                copies = width if is_gated(branch) else 1
-                if is_skip(branch):
+                copies = width if branch.is_gated else 1
+                if branch.is_residual:
                     continue
                 columns = [
                     weights.own(s, b, g, op.reads * copies) if op.reads else torch.zeros(m, 0).double() for g in range(op.count)
                 ]
                 own = torch.stack([c.reshape(m, copies, op.reads) for c in columns], dim=1)
-                if is_gated(branch):
+                if branch.is_gated:
                     up = torch.cat([weights.up(s, b, g, copies) for g in range(op.count)], dim=1)
                     down = torch.cat([weights.down(s, b, g, copies, op.count) for g in range(op.count)])
                     banks.append(LiteralBank(op, own, up=up, down=down))
                 else:
                     banks.append(LiteralBank(op, own, R_V=torch.stack([weights.route(s, b, g) for g in range(op.count)])))
             shared = weights.shared(s, stage.shared) if stage.shared else None
-            layers.append(LiteralLayer(banks, shared, skip=any(map(is_skip, stage.branches))))
+            layers.append(LiteralLayer(banks, shared, skip=stage.residual is not None))
         return LiteralTransformer(layers, weights.readout(tree.outputs))
 
     def __repr__(self) -> str:

@@ -1,7 +1,9 @@
-"""The table of machines: name -> class. Commands, costs and the loader of programs read this table and nothing else."""
+"""The table of machines: name -> class. Registering a machine also ties its recipe to it, which is all that loading a program needs."""
 
+from anyformer.backbones.chain import Chain
+from anyformer.backbones.looped import Looped
 from anyformer.backbones.machine import Machine
-from anyformer.backbones.path_tree import Chain, Looped, PathTree
+from anyformer.backbones.path_tree import PathTree
 from anyformer.backbones.random_backbone import Random
 from anyformer.errors import AnyformerError
 
@@ -12,6 +14,7 @@ def register_machine(machine: type[Machine]) -> type[Machine]:
     """Add a machine under its name (usable as a decorator)."""
     if MACHINES.setdefault(machine.name, machine) is not machine:
         raise AnyformerError(f"a machine called {machine.name!r} is registered already; choose another name")
+    machine.recipe_type.machine_type = machine
     return machine
 
 

@@ -95,6 +95,7 @@ class Mixing(TokenMap):
     pattern: Any = None
     gap: Callable[[], float] | None = None
     """For average-hard attention: the smallest relative gap between a row's maximum and its best key that is no tie."""
+
     def apply(self, values: Any) -> Any:
         return (self.weights @ values.swapaxes(1, 2)).swapaxes(1, 2)
 
