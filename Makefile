@@ -1,6 +1,7 @@
 # make demo | test | test-all | lint | bench: each sets up what it needs in .venv first.
 PYTHON ?= $(shell python3.11 -c 'print("python3.11")' 2>/dev/null || echo python3)
 BIN := .venv/bin
+SHELL := /bin/bash
 export OMP_NUM_THREADS := 1
 
 .PHONY: demo test test-all lint bench
@@ -21,7 +22,9 @@ lint: .venv/.dev
 	$(BIN)/pyright --pythonpath $(BIN)/python
 
 bench: .venv/.dev
-	for file in $(filter-out benchmarks/measure.py,$(wildcard benchmarks/*.py)); do echo "== $$file"; $(BIN)/python $$file || exit 1; done
+	set -o pipefail; for file in $(filter-out benchmarks/measure.py,$(wildcard benchmarks/*.py)); do \
+		echo "== python $$file"; $(BIN)/python $$file || failed=1; \
+	done | tee results/benchmarks.txt; test -z "$$(grep FAILS results/benchmarks.txt)"
 
 .venv/.created:
 	$(PYTHON) -m venv .venv

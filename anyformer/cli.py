@@ -18,7 +18,7 @@ Output = Annotated[Path, arg(aliases=["-o"])]
 
 @dataclass(frozen=True)
 class Demo:
-    """Train two small targets, compile both into programs for one fixed 0/1 machine, swap them, and prove that it works.
+    """Train two small targets, compile both into programs for one fixed 0/1 machine, swap them, and check that nothing else changed.
 
     Example: anyformer demo
     """
@@ -106,18 +106,27 @@ class CostCommand:
     """
 
     heads: int
+    """H, attention heads a layer."""
     layers: int
+    """L."""
     head_dim: int
+    """d, width of a head's queries and keys."""
     features: int
+    """D (d_in of the paper), width of the target's stream."""
     vocab: int | None = None
     """Vocabulary of a read-out; without one a leaf is as wide as the features."""
     residual: bool = False
+    """With residual connections."""
     norm: Literal["none", "rms", "layer"] = "none"
+    """Normalisation: RMSNorm, LayerNorm or none."""
     norm_position: Literal["pre", "post"] = "pre"
+    """Before or after each part."""
     mlp: int = 0
     """Hidden units of the MLP (0: none)."""
     gated: bool = False
+    """Gated units (SwiGLU and the like)."""
     bias: bool = False
+    """With biases (behind a norm they cost columns)."""
     length: int = 1
     """Sequence length for state = width x length."""
     as_json: AsJson = False
@@ -253,7 +262,7 @@ def _cost(options: CostCommand) -> tuple[dict[str, Any], int]:
 
 
 COMMANDS: dict[str, Command] = {
-    "demo": Command(Demo, _demo, "train two targets, run both on one fixed machine (3 minutes)"),
+    "demo": Command(Demo, _demo, "train two targets, run both on one fixed machine (2 minutes)"),
     "run": Command(Run, _run, "run a program on some tokens"),
     "inspect": Command(Inspect, _inspect, "what a program is, coordinate by coordinate"),
     "compile": Command(Compile, _compile, "a target of yours becomes a program"),

@@ -1,5 +1,6 @@
 """Compile a target into the input embedding of a fixed machine: the program."""
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -32,10 +33,9 @@ def compile(target: nn.Module | Network, machine: Machine, *, dtype: torch.dtype
             raise OutsideClass(
                 "the program overflows", [f"path products exceed the range of {program.dtype}; give dtype=torch.float64"]
             )
-    features = network.network_class.features
-    about: dict[str, Any] = {"made_by": "compile", "target": type(network.source or network).__name__, "features": features}
-    program.provenance.update(about)
-    return program
+    target_type = type(network if network.source is None else network.source).__name__
+    about: dict[str, Any] = {"made_by": "compile", "target": target_type, "features": network.network_class.features}
+    return replace(program, provenance=program.provenance | about)
 
 
 def _columns(program: Program) -> list[Tensor]:

@@ -165,4 +165,6 @@ def show_cost(result: dict[str, Any]) -> None:
         numbers = [approximate(sizes[k]) for k in ("state", "depth", "heads", "nonzero_weights")]
         table.add_row(name, approximate(sizes["width"]) + extra, *numbers, human_bytes(sizes["bytes"]))
     OUT.print(table)
-    show(f"lower bound for any machine that matches attention: width >= H^(L/2) = {approximate(result['lower_bound'])}")
+    show(
+        f"lower bound for any attention-only machine of this depth that matches attention: width >= H^(L/2) = {approximate(result['lower_bound'])}"
+    )

@@ -1,8 +1,6 @@
-"""The main job on real work: train two targets, compile both for one fixed machine, swap the programs, prove that nothing
-else moved."""
+"""The main job on real work: two trained targets become two programs of one fixed machine."""
 
-import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +12,7 @@ from anyformer.compiling import compile
 from anyformer.figures import draw_overview, head_patterns
 from anyformer.learning.demo_targets import DEMO_CLASS, Report, demo_tasks, train_demo_targets
 from anyformer.program import Program
+from anyformer.storage import checksum
 from anyformer.targets.transformer import Transformer
 from anyformer.tasks import Task
 from anyformer.verifying import Verdict, verify
@@ -39,17 +38,11 @@ class DemoResult:
 
 def tensors_sha256(*modules: nn.Module) -> str:
     """sha256 of every parameter and buffer of the modules: names, dtypes, shapes and bytes."""
-    total = hashlib.sha256()
-    for module in modules:
-        for name, tensor in sorted(module.state_dict().items()):
-            total.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
-            total.update(tensor.contiguous().view(-1).view(torch.uint8).numpy().data)
-    return total.hexdigest()
+    return checksum({f"{i}.{name}": tensor for i, module in enumerate(modules) for name, tensor in module.state_dict().items()})
 
 
 def run_demo(folder: Path, report: Report | None = None) -> dict[str, Any]:
-    """Train, compile, verify, run on the live and on the literal machine, hash before and after, draw. Returns the JSON
-    object."""
+    """Train, compile, verify, hash the machine before and after, draw; returns what ``--json`` prints."""
     targets = train_demo_targets(report)
     machine = PathTree.for_class(DEMO_CLASS)
     literal = machine.literal()
@@ -58,7 +51,7 @@ def run_demo(folder: Path, report: Report | None = None) -> dict[str, Any]:
     for name, target in targets.items():
         program = compile(target, machine)
         verdict = verify(program, target)
-        program = Program(**{**vars(program), "report": verdict.to_json()}).detach()
+        program = replace(program, report=verdict.to_json()).detach()
         results.append(_measure(name, tasks[name], target, program, machine, literal, verdict))
         target.save(folder / "targets" / name)
         program.save(folder / "programs" / name)

@@ -28,8 +28,7 @@ from anyformer.program import Program
 
 
 def rank_threshold(program: Program) -> float:
-    """Singular values below this share of the largest are noise of the stored dtype (times the condition of a random
-    backbone)."""
+    """``64 eps max(1, condition / 8)`` of the stored dtype: singular values below this share of the largest are noise."""
     noise = 64 * torch.finfo(program.dtype).eps
     return noise * max(1.0, float(program.provenance.get("condition", 1.0)) / 8)
 
@@ -53,6 +52,7 @@ def factor(program: Program, cutoff: float | None = None) -> Network:
 
 
 def feature_widths(network: Network) -> tuple[int, ...]:
+    """Features of the stream before the first stage and after each one (the constant feature not counted)."""
     widths = [network.embedding.shape[1]] + [s.branches[0].map.to_dense().shape[2] for s in network.stages]
     return tuple(w - network.constant for w in widths)
 
@@ -118,8 +118,7 @@ class _Factoring:
         return None
 
     def groups(self, s: int) -> tuple[Tensor, Tensor, bool]:
-        """Which columns of node(s) are behind a norm (no constant part), which read the constant alone, and whether the norm
-        centres."""
+        """Masks (width(s),) of the columns behind a norm and of those that read the constant alone; whether the norm centres."""
         width = self.tree.widths[s]
         behind, fixed = torch.zeros(width, dtype=torch.bool), torch.zeros(width, dtype=torch.bool)
         if s == len(self.tree.stages):
@@ -217,8 +216,7 @@ class _Factoring:
         return Stage(tuple(branches), t[:, : stage.shared] if stage.shared else None)
 
     def descend(self, s: int, t: Tensor) -> tuple[list[Tensor], Tensor, tuple[Tensor, Tensor]]:
-        """Dense maps (count, rows, D') of every bank of stage s, T_(s+1), and rows (features, constant) that span every
-        stream there."""
+        """Maps (count, rows, D') of every bank, T_(s+1), and rows (features, constant) that span every stream after stage s."""
         stage, banks = self.tree.stages[s], self.tree.banks(s)
         blocks = [torch.stack([self.child(s, bank, g, t) for g in range(bank.branch.operator.count)]) for bank in banks]
         dim, columns, norm = t.shape[0] - self.constant, self.pinned(s + 1), _norm_bank(stage)
@@ -258,8 +256,8 @@ class _Factoring:
         )
 
     def _factor_children(self, stage: StageClass, blocks: list[Tensor], dim: int) -> tuple[list[Tensor], Tensor]:
-        """No norm in sight: the residual child is the basis, extended by what the others add. The constant part of branches
-        whose rows sum to 1 passes through them unchanged: it moves into the constant's row of T_(s+1)."""
+        """No norm: the residual child is the basis, extended by what the others add. What branches with rows summing to 1 do to the constant
+        moves into its row of T_(s+1)."""
         residual = stage.residual
         through = [self.constant and b.operator.stochastic for b in stage.branches]
         parts = [block[:, :dim] if through[i] else block for i, block in enumerate(blocks)]

@@ -7,6 +7,7 @@
 
 import math
 from dataclasses import dataclass
+from itertools import chain
 
 import torch
 from torch import Tensor, nn
@@ -54,12 +55,11 @@ class NetworkModule(nn.Module):
 
 
 def specialize(program: Program, *, max_error: float | None = None, sequences: int = 4, length: int = 16) -> nn.Module:
-    """An ordinary module that computes what ``program`` computes, at the target's own size and speed; ``module.report`` is a
-    :class:`Specialization`.
+    """An ordinary module that computes what ``program`` computes; ``module.report`` is a :class:`Specialization`.
 
-    For a compiled program the ranks are the target's. For a learned one (or with ``max_error``, relative to the largest
-    output) the
-    rank-error curve is measured on random sequences and the smallest module within ``max_error`` (default 1e-3) is returned.
+    A compiled program gives back the target's ranks. For a learned one, or with ``max_error`` (relative to the largest output), the curve
+    of rank against error is measured on ``sequences`` random sequences of ``length``; the smallest module within ``max_error`` (default
+    1e-3) is returned. Raises :class:`AnyformerError` where none is.
     """
     program = program.detach()
     if program.readout is not None:
@@ -72,11 +72,11 @@ def specialize(program: Program, *, max_error: float | None = None, sequences: i
 
     def attempt(cutoff: float | None) -> tuple[nn.Module, Network, float]:
         network = factor(program, cutoff)
-        written = [
+        written = (
             write_transformer(network, program.token_names, cutoff or rank_threshold(program), bias) for bias in (False, True)
-        ]
+        )
         errors = []
-        for candidate in (*written, NetworkModule(network)):
+        for candidate in chain(written, [NetworkModule(network)]):
             if candidate is not None:
                 with torch.no_grad():
                     error = float((candidate(samples) - expected).abs().max()) / scale

@@ -31,7 +31,7 @@ def _canonical(config: dict[str, Any]) -> str:
     return json.dumps(config, indent=1, sort_keys=True, ensure_ascii=False)
 
 
-def _checksum(tensors: dict[str, Tensor]) -> str:
+def checksum(tensors: dict[str, Tensor]) -> str:
     """sha256 over names, dtypes, shapes and bytes of all tensors, in the order of their names."""
     total = hashlib.sha256()
     for name, tensor in sorted(tensors.items()):
@@ -51,7 +51,7 @@ def write_folder(folder: str | Path, kind: str, about: dict[str, Any], tensors: 
     if any((folder / name).exists() for name in (MODEL, CONFIG, CARD)) and _kind_of(folder) != kind:
         raise AnyformerError(f"{folder} already holds something that is not an {kind}; choose another folder")
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    config = {"format": kind, "format_version": FORMAT, "tensors_sha256": _checksum(tensors)} | about
+    config = {"format": kind, "format_version": FORMAT, "tensors_sha256": checksum(tensors)} | about
     text = _canonical(config)
     folder.mkdir(parents=True, exist_ok=True)
     _complete(folder)
@@ -119,7 +119,7 @@ class StoredFolder:
         """Read all tensors; checks their sha256 and that every number is finite."""
         with safe_open(self.path / MODEL, framework="pt") as handle:
             tensors = {name: handle.get_tensor(name) for name in self.shapes}
-        if _checksum(tensors) != self.config.get("tensors_sha256"):
+        if checksum(tensors) != self.config.get("tensors_sha256"):
             raise AnyformerError(f"{self.path / MODEL}: the numbers do not match their checksum; the file is damaged")
         for name, tensor in tensors.items():
             if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):

@@ -3,8 +3,8 @@
     T_S = U0,        T_s = [ P_(s+1) , M_b T_(s+1) for each branch b ]        (D, width(s))
 
 Column by column this is ``M_b1 .. M_bs`` times the columns read at path (b1..bs), so a program is ``W = E0 T_0`` (W_all of arXiv
-2605.31423). The recursion never forms a path twice: L matrix products of D x D with D x width(s), not H^L of them. It is a
-differentiable function of the network's tensors.
+2605.31423). It takes one product of D x D with D x width(s+1) a branch and stage, instead of one a path, and is a differentiable
+function of the network's tensors.
 """
 
 import torch

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from anyformer import philox
 from anyformer.errors import AnyformerError
 from anyformer.network import Network
+from anyformer.operators.kernels import TIE
 from anyformer.program import Program
 from anyformer.targets.transformer import Transformer
 
@@ -31,8 +32,6 @@ OWN_FORWARD: dict[type, OwnForward] = {Transformer: lambda module, tokens, mask:
 
 LADDER = {torch.float64: (1e-10, 1e-10), torch.float32: (1e-5, 1.3e-6)}
 """dtype -> (atol, rtol)."""
-
-TIE = {torch.float64: 1e-9, torch.float32: 1e-4}
 
 
 class VerificationFailed(AnyformerError):
@@ -47,10 +46,9 @@ class VerificationFailed(AnyformerError):
 class Verdict:
     """What a verification found. A failed one that nobody looks at warns when it is dropped.
 
-    ``max_abs_error`` and ``max_rel_error`` (against the largest magnitude) of the outputs, and where; ``max_pattern_error``
-    over all
-    layers and heads, and where; ``tie_gap``: the smallest relative score gap of average-hard attention (None: no such attention),
-    ``tie_gap_sufficient``: whether it exceeds ten tie widths, the condition under which exactness is claimed.
+    ``max_abs_error``, ``max_rel_error`` (against the largest magnitude) and ``where`` are of the outputs, ``max_pattern_error`` and
+    ``pattern_where`` of all layers and heads. ``tie_gap`` is the smallest relative score gap of average-hard attention (None: there is
+    none), ``tie_gap_sufficient`` whether it exceeds ten tie widths, the condition under which exactness is claimed.
     """
 
     outcome: bool
@@ -121,10 +119,9 @@ def verify(
 ) -> Verdict:
     """Compare a program on its machine with its target: outputs and all attention patterns.
 
-    Inputs: ``sequences`` random ones of lengths 1, 2 and ``length`` (cut to the position table), the last also padded on
-    both sides,
-    and the given ``tokens``. ``dtype`` (default: the program's) is what both run in; ``tolerance`` is (atol, rtol), default
-    the ladder's. Raises :class:`AnyformerError` where the target has no forward of its own, or does not fit the program.
+    Inputs: ``sequences`` random ones of each length 1, 2 and ``length`` (at most the position table's); the longest again, padded on
+    either side; and the given ``tokens``. Both run in ``dtype`` (default: the program's). ``tolerance`` is (atol, rtol), default the
+    ladder's. Raises :class:`AnyformerError` where the target has no forward of its own, or does not fit the program.
     """
     source = target.source if isinstance(target, Network) else target
     own = next((OWN_FORWARD[kind] for kind in type(source).__mro__ if kind in OWN_FORWARD), None) if source is not None else None
@@ -190,7 +187,7 @@ def verify(
         sequences=count,
         patterns=compared,
         tie_gap=gap,
-        tie_gap_sufficient=None if gap is None else gap > 10 * TIE.get(dtype, 1e-4),
+        tie_gap_sufficient=None if gap is None else gap > 10 * TIE[0 if dtype == torch.float64 else 1],
     )
 
 

@@ -1,6 +1,6 @@
 """A target of your own, end to end: train it, compile it, run it on a fixed machine, prove it, and get it back.
 
-    python examples/program_a_target.py
+python examples/program_a_target.py
 """
 
 import torch

@@ -43,7 +43,7 @@ from anyformer.operators import (
     Window,
     register_function,
 )
-from anyformer.operators.functions import POSITIVE, SIGNED
+from anyformer.operators.functions import NON_NEGATIVE, POSITIVE
 from anyformer.operators.kernels import Kernel
 from anyformer.philox import gaussian
 from anyformer.spec import Spec
@@ -451,7 +451,7 @@ def test_signs_of_functions_are_known():
     z = torch.linspace(-8, 8, 400, dtype=torch.float64)
     for name, function in TORCH_FUNCTIONS.items():
         values = function(z[z > 0] if name in ("log", "sqrt", "rsqrt") else z)
-        assert bool((values < 0).any()) == (name in SIGNED), name
+        assert bool((values < 0).any()) == (name not in NON_NEGATIVE), name
         assert name not in POSITIVE or bool((values > 0).all())
 
 
@@ -566,10 +566,12 @@ ERRORS = {
     r"FeatureMap kernel has no scores that a bias could be added to": lambda: Attention(
         2, 3, kernel=FeatureMap(), bias=ALiBi((1.0,))
     ),
-    r"a sink needs a kernel with scores, not Performer": lambda: Attention(2, 3, kernel=Performer(), sink=True),
+    r"a sink needs a kernel with scores and normalised rows, not Performer": lambda: Attention(
+        2, 3, kernel=Performer(), sink=True
+    ),
     r"2 rotary pairs do not fit head_dim 3": lambda: Attention(2, 3, rotary=Rotary((1.0, 2.0))),
-    r"3 heads need 3 bias slopes, got 2": lambda: Attention(3, 3, bias=ALiBi((1.0, 2.0))),
-    r"3 heads need 3 bias rows, got 2": lambda: Attention(3, 3, bias=RelativeBias(TABLE)),
+    r"Attention: 3 heads need a bias for 3 heads, got one for 2": lambda: Attention(3, 3, bias=ALiBi((1.0, 2.0))),
+    r"3 heads need a bias for 3 heads, got one for 2$": lambda: Attention(3, 3, bias=RelativeBias(TABLE)),
     r"every head needs a row of the same odd length": lambda: RelativeBias(((1.0, 2.0),)),
     r"RBF: gamma must be positive, got 0": lambda: RBF(0),
     r"Performer: count must be an integer >= 1": lambda: Performer(0),

@@ -645,7 +645,7 @@ def test_a_batch_is_run_in_blocks_of_rows(rows, monkeypatch):
     target = randomised(small("gpt"))
     for machine in machines(target):
         program = compile(target, machine)
-        monkeypatch.setattr(folding, "CACHE", rows * 4 * machine.width * 5)
+        monkeypatch.setattr(folding, "BLOCK_BYTES", rows * 4 * machine.tree.width * 5)
         for batch in batches(3, 5):
             close(machine(**batch, program=program), machine.trace(**batch, program=program).logits, 1e-12)
 
@@ -732,10 +732,6 @@ REFUSALS = {
         small("mlp")
     ).literal("masked"),
     r'layout must be "folded" or "masked", got "?\'looped\'': lambda: PathTree.for_class(RESIDUAL).literal("looped"),
-    r'a looped machine has the layout "looped", got \'masked\'': lambda: Looped.for_class(RESIDUAL).literal("masked"),
-    r'a chain has the layout "chain", got \'masked\'': lambda: Chain.for_class(
-        replace(RESIDUAL, residual=False, heads=1)
-    ).literal("masked"),
     r"a path-tree machine takes no option depth, width": lambda: PathTree.for_class(RESIDUAL, depth=1, width=2),
     r"a looped machine takes no option width": lambda: Looped.for_class(RESIDUAL, width=2),
     r"the literal machine of width \d+ needs \d+\.\d [GT]iB": lambda: PathTree.for_class(

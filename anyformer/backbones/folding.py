@@ -76,8 +76,8 @@ def fold(
             if trace is not None:
                 if token_map.pattern is not None:
                     trace.patterns.append(token_map.pattern)
-                if isinstance(token_map, Mixing) and token_map.gap is not None:
-                    trace.gaps.append(token_map.gap())
+                if isinstance(token_map, Mixing) and (gap := token_map.gap()) is not None:
+                    trace.gaps.append(gap)
                 if reads:
                     for g in range(count):
                         trace.reads[f"{tree.stage_name(s)}: {tree.branch_name(s, index, g)}"] = own[:, :, g]

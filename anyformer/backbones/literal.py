@@ -1,11 +1,12 @@
-"""The oracle: a dense transformer written from the definitions, sharing no code with the folded run.
+"""The oracle: a dense transformer written from the definitions.
 
 Right-multiplication throughout: a stream Z (n, m) is read as ``Z R_Q`` and moved as ``Z R_V``; one layer is
 
     Z <- [Z if there is a skip] + sum_h A_h Z R_V^h + (f(Z gate) * (Z up)) down + r * (Z R_V)     (the last: a norm)
 
 Which matrices stand there is the layout's business (:mod:`anyformer.backbones.layouts`) or chance's (random backbones). Every
-operator is written out again here, head by head, with torch's own functions.
+operator of the library is written out again here, head by head, with torch's own functions. Operators of the user's are called: only
+the routing around them is checked.
 """
 
 import math
@@ -24,7 +25,11 @@ from anyformer.operators import (
     Bidirectional,
     Causal,
     Context,
+    Convolution,
+    CyclicShift,
     FeatureMap,
+    FixedMatrix,
+    Fourier,
     Gate,
     Identity,
     LayerNorm,
@@ -38,15 +43,15 @@ from anyformer.operators import (
     Strided,
     Window,
 )
+from anyformer.operators.functions import scalar_function
 from anyformer.philox import gaussian
 
 # --- one dense layer ----------------------------------------------------------------------------------------------------------
 
 
 class LiteralBank(nn.Module):
-    """One bank of branches with dense matrices: ``own`` (m, count, copies, reads), and ``R_V`` (count, m, m), or ``up`` (m,
-    K) and
-    ``down`` (K, m) for gates, K = count * copies."""
+    """One bank with dense matrices: reads ``own`` (m, count, copies, reads); routes ``R_V`` (count, m, m), or for gates ``up`` (m, K) and
+    ``down`` (K, m), K = count * copies."""
 
     own: Tensor
     R_V: Tensor
@@ -62,7 +67,7 @@ class LiteralBank(nn.Module):
 
     def forward(self, z: Tensor, shared: Tensor | None, ctx: Context, patterns: list[Tensor] | None) -> Tensor:
         op = self.op
-        own = torch.einsum("bnm,mgcr->bngcr", z, self.own)
+        own = torch.einsum("bnm,mgcr->bngcr", z, self.own.to(z.dtype))
         scale = None
         scale_values = True
         if isinstance(op, Normed):
@@ -73,17 +78,17 @@ class LiteralBank(nn.Module):
             own = scaled + own[..., width:] if op.bias else scaled
             op = op.inner
         if isinstance(op, Gate):
-            hidden = _gate(op.function, own[..., 0].flatten(2)) * (z @ self.up)
+            hidden = _gate(op.function, own[..., 0].flatten(2)) * (z @ self.up.to(z.dtype))
             if scale is not None and scale_values:
                 hidden = hidden * scale[..., None]
-            return hidden @ self.down
+            return hidden @ self.down.to(z.dtype)
         values = z * scale[..., None] if scale is not None and scale_values else z
         total = torch.zeros_like(z)
         heads = _token_matrices(op, own[:, :, :, 0], ctx)
-        if patterns is not None and isinstance(op, (Attention,)):
+        if patterns is not None and isinstance(op, Attention):
             patterns.append(torch.stack(heads, dim=1))
         for head, route in zip(heads, self.R_V, strict=True):
-            total = total + head @ (values @ route)
+            total = total + head @ (values @ route.to(z.dtype))
         return total
 
 
@@ -99,7 +104,7 @@ class LiteralLayer(nn.Module):
         self.register_buffer("shared", shared)
 
     def forward(self, z: Tensor, ctx: Context, patterns: list[Tensor] | None) -> Tensor:
-        shared = None if self.shared is None else z @ self.shared
+        shared = None if self.shared is None else z @ self.shared.to(z.dtype)
         total = z if self.skip else torch.zeros_like(z)
         for bank in self.banks:
             total = total + bank(z, shared, ctx, patterns)
@@ -139,10 +144,9 @@ class LiteralTransformer(nn.Module):
         z = program.embedding[tokens]
         if program.position_embedding is not None:
             z = z + program.position_embedding[positions]
-        dense = self.to(z.dtype)
-        for layer in dense.order:
+        for layer in self.order:
             z = layer(z, ctx, patterns)
-        return z @ dense.U
+        return z @ self.U.to(z.dtype)
 
 
 # --- the operators, from their definitions --------------------------------------------------------------------------------------
@@ -169,8 +173,6 @@ GATES: dict[str, Callable[[Tensor], Tensor]] = {
 def _gate(function: str, z: Tensor) -> Tensor:
     if function in GATES:
         return GATES[function](z)
-    from anyformer.operators.functions import scalar_function  # a function of the user's: its routing is still checked
-
     return scalar_function(function)(z)
 
 
@@ -191,11 +193,35 @@ def _token_matrices(op: Operator, own: Tensor, ctx: Context) -> list[Tensor]:
         return [torch.diag_embed(_norm_scale(op, own[:, :, 0]))]
     if isinstance(op, Attention):
         return [_head(op, own[:, :, h], h, ctx) for h in range(op.heads)]
-    token_map = op(None, own, ctx)  # fixed mixings and operators of the user's: the routing around them is checked
+    if isinstance(op, (Convolution, CyclicShift, Fourier, FixedMatrix)):
+        return [_mixing(op, ctx).to(own.dtype)]
+    token_map = op(None, own, ctx)  # an operator that is not known here: only the routing around it is checked
     if isinstance(token_map, Mixing):
         return [token_map.weights[:, g].expand(own.shape[0], n, n) for g in range(op.count)]
     identity = torch.eye(n, dtype=own.dtype).expand(own.shape[0], n, n)[:, :, None].expand(-1, -1, op.count, -1)
     return list(token_map.apply(identity).unbind(2))
+
+
+def _mixing(op: Operator, ctx: Context) -> Tensor:
+    """Fixed mixings (batch, n, n), entry by entry; columns of masked keys are 0."""
+    places = ctx.positions
+    seen = torch.ones_like(places, dtype=torch.bool) if ctx.mask is None else ctx.mask
+    out = torch.zeros(*places.shape, places.shape[1], dtype=torch.float64)
+    for b, row in enumerate(places.tolist()):
+        length = int(seen[b].sum())
+        for i, at in enumerate(row):
+            for j, key in enumerate(row):
+                if not bool(seen[b, j]):
+                    continue
+                if isinstance(op, Convolution):
+                    out[b, i, j] = op.taps[at - key] if 0 <= at - key < len(op.taps) else 0.0
+                elif isinstance(op, CyclicShift):
+                    out[b, i, j] = float(at % length == (key + op.offset) % length)
+                elif isinstance(op, Fourier):
+                    out[b, i, j] = (math.cos if op.part == "cos" else math.sin)(2 * math.pi * at * key / length)
+                elif isinstance(op, FixedMatrix):
+                    out[b, i, j] = op.rows[at][key]
+    return out
 
 
 def _head(op: Attention, own: Tensor, h: int, ctx: Context) -> Tensor:
@@ -217,7 +243,7 @@ def _head(op: Attention, own: Tensor, h: int, ctx: Context) -> Tensor:
         if isinstance(kernel, FeatureMap):
             a, b = _gate(kernel.function, q), _gate(kernel.function, k)
         else:
-            w = torch.from_numpy(gaussian(kernel.seed, 0, (d, kernel.count), 1.0)).to(q.dtype)
+            w = torch.from_numpy(gaussian(kernel.seed, 0, (d, kernel.projections), 1.0)).to(q.dtype)
             a, b = (torch.exp(x @ w - x.square().sum(-1, keepdim=True) / 2) for x in (q, k))
         weights = torch.einsum("bif,bjf->bij", a, b) * seen
         return torch.nan_to_num(weights / weights.sum(-1, keepdim=True), nan=0.0)

@@ -8,7 +8,7 @@ from typing import Any
 
 from anyformer.errors import AnyformerError, require_size
 from anyformer.operators import primitives as P
-from anyformer.operators.kernels import AverageHard, Kernel, Softmax
+from anyformer.operators.kernels import Kernel, Softmax
 from anyformer.operators.masks import Bidirectional, Mask
 from anyformer.operators.operator import Context, Mixing, Operator
 from anyformer.spec import Spec
@@ -16,6 +16,11 @@ from anyformer.spec import Spec
 
 class PositionBias(Spec, ABC):
     """A fixed additive bias of the scores: a function of query and key position, per head."""
+
+    @property
+    @abstractmethod
+    def heads(self) -> int:
+        """How many heads it is for; 1: the same for all."""
 
     @abstractmethod
     def __call__(self, like: Any, query: Any, key: Any) -> Any:
@@ -27,6 +32,10 @@ class ALiBi(PositionBias):
     """``-slope_h |i - j|`` (Press et al. 2022)."""
 
     slopes: tuple[float, ...]
+
+    @property
+    def heads(self) -> int:
+        return len(self.slopes)
 
     def __call__(self, like: Any, query: Any, key: Any) -> Any:
         distance = P.constant(like, abs(query - key))
@@ -43,6 +52,10 @@ class RelativeBias(PositionBias):
         widths = {len(row) for row in self.table}
         if len(widths) != 1 or widths.pop() % 2 != 1:
             raise AnyformerError("RelativeBias: every head needs a row of the same odd length 2 radius + 1")
+
+    @property
+    def heads(self) -> int:
+        return len(self.table)
 
     def __call__(self, like: Any, query: Any, key: Any) -> Any:
         radius = len(self.table[0]) // 2
@@ -77,8 +90,9 @@ class Attention(Operator):
 
         q = query / sqrt(mean(plain_query^2) + qk_norm).
 
-    ``scale`` defaults to 1/sqrt(d). Grouped queries are heads whose key columns are equal: a matter of the target, not of
-    the class.
+    ``mask`` says which keys a query may see, ``kernel`` how scores become a pattern, ``bias`` adds to the scores by position,
+    ``rotary`` turns q and k, and with ``sink`` a key of score 0 and value 0 takes part. ``scale`` multiplies q and defaults to
+    1/sqrt(d). Grouped queries are heads whose key columns are equal: a matter of the target, not of the class.
     """
 
     heads: int
@@ -102,13 +116,14 @@ class Attention(Operator):
                 raise AnyformerError(f"Attention: {name} must be a {expected}, got {value!r}")
         if self.bias is not None and not self.kernel.additive_bias:
             raise AnyformerError(f"Attention: a {type(self.kernel).__name__} kernel has no scores that a bias could be added to")
-        if self.sink and not self.kernel.additive_bias:
-            raise AnyformerError(f"Attention: a sink needs a kernel with scores, not {type(self.kernel).__name__}")
+        if self.sink and not (self.kernel.additive_bias and self.kernel.normalised):
+            raise AnyformerError(f"Attention: a sink needs a kernel with scores and normalised rows, not {self.kernel}")
         if self.rotary is not None and 2 * len(self.rotary.frequencies) > self.head_dim:
             raise AnyformerError(f"Attention: {len(self.rotary.frequencies)} rotary pairs do not fit head_dim {self.head_dim}")
-        for name, rows in (("slopes", getattr(self.bias, "slopes", None)), ("rows", getattr(self.bias, "table", None))):
-            if rows is not None and len(rows) not in (1, self.heads):
-                raise AnyformerError(f"Attention: {self.heads} heads need {self.heads} bias {name}, got {len(rows)}")
+        if self.bias is not None and self.bias.heads not in (1, self.heads):
+            raise AnyformerError(
+                f"Attention: {self.heads} heads need a bias for {self.heads} heads, got one for {self.bias.heads}"
+            )
 
     @property
     def count(self) -> int:
@@ -120,7 +135,7 @@ class Attention(Operator):
 
     @property
     def stochastic(self) -> bool:
-        return not self.sink and getattr(self.kernel, "normalised", True)
+        return not self.sink and self.kernel.normalised
 
     def read_name(self, i: int) -> str:
         part, column = divmod(i, self.head_dim)
@@ -146,5 +161,4 @@ class Attention(Operator):
     def __call__(self, shared: Any, own: Any, ctx: Context) -> Mixing:
         scores = self.scores_input(own, ctx)
         pattern = self.kernel(*scores, self.sink)
-        gap = partial(self.kernel.gap, *scores, self.sink) if isinstance(self.kernel, AverageHard) else None
-        return Mixing(pattern, pattern, gap)
+        return Mixing(pattern, pattern, partial(self.kernel.gap, *scores, self.sink))

@@ -49,17 +49,21 @@ FUNCTIONS: dict[str, ScalarFunction] = {
 """``step`` is 1 for z > 0 and 0 otherwise; ``gelu`` is the exact one (erf), ``gelu_tanh`` its usual approximation."""
 
 
-SIGNED = frozenset({"identity", "gelu", "gelu_tanh", "silu", "tanh", "log", "reciprocal"})
-"""Those that take negative values: no feature maps of attention."""
-
 POSITIVE = frozenset({"exp", "sigmoid", "elu_plus_one"})
 """Those that are above 0 everywhere: rows of attention with them always sum to 1."""
 
 
-def register_function(name: str, formula: ScalarFunction) -> None:
-    """Add a scalar function under a new name; raises where the name is taken by another formula."""
+NON_NEGATIVE = {"relu", "sqrt", "rsqrt", "square", "step"} | POSITIVE
+"""Those that are never negative: the feature maps of attention."""
+
+
+def register_function(name: str, formula: ScalarFunction, *, non_negative: bool = False) -> None:
+    """Add a scalar function under a new name; raises where the name is taken by another formula. ``non_negative`` says that it never is
+    below 0, so that attention may use it as a feature map."""
     if FUNCTIONS.setdefault(name, formula) is not formula:
         raise AnyformerError(f"a scalar function called {name!r} exists already; choose another name")
+    if non_negative:
+        NON_NEGATIVE.add(name)
 
 
 def scalar_function(name: str) -> ScalarFunction:

@@ -12,7 +12,7 @@ from typing import Any
 from anyformer import philox
 from anyformer.errors import AnyformerError, require_size
 from anyformer.operators import primitives as P
-from anyformer.operators.functions import POSITIVE, SIGNED, scalar_function
+from anyformer.operators.functions import NON_NEGATIVE, POSITIVE, scalar_function
 from anyformer.spec import Spec
 
 
@@ -20,11 +20,19 @@ class Kernel(Spec, ABC):
     """Base of all kernels."""
 
     additive_bias = True
-    """Whether scores exist that a bias can be added to."""
+    """Whether scores exist that a bias can be added to, or a sink's score compared with."""
+
+    normalised = True
+    """Whether every row with an allowed key sums to 1 (without a sink)."""
+
+    def gap(self, q: Any, k: Any, bias: Any, allowed: Any, sink: bool) -> float | None:
+        """Hard attention: the smallest relative score gap that a row decides by. None for continuous kernels."""
+        return None
 
     @abstractmethod
     def __call__(self, q: Any, k: Any, bias: Any, allowed: Any, sink: bool) -> Any:
-        """Patterns (batch, count, queries, keys) for ``q``, ``k`` (batch, count, n, d), scaled; bias and mask broadcast."""
+        """Patterns (batch, count, queries, keys) for ``q`` (batch, count, n, d), already times the operator's scale, and ``k``; bias and mask
+        broadcast."""
 
 
 def _scores(q: Any, k: Any, bias: Any) -> Any:
@@ -40,6 +48,10 @@ class Softmax(Kernel):
         return P.normalised_exp(_scores(q, k, bias), allowed, sink)
 
 
+TIE = (1e-9, 1e-4)
+"""Tie width of average-hard attention in float64 and in shorter floats."""
+
+
 @dataclass(frozen=True)
 class AverageHard(Kernel):
     """Uniform over the allowed keys whose score is within ``tie (1 + |row maximum|)`` of the row maximum.
@@ -48,35 +60,42 @@ class AverageHard(Kernel):
     times that; verification measures the gap (:meth:`gap`).
     """
 
-    def _chosen(self, scores: Any, allowed: Any, sink: bool) -> tuple[Any, Any, Any]:
+    def _tops(self, scores: Any, allowed: Any, sink: bool) -> tuple[Any, Any]:
+        """Row maxima (with the sink's 0) and the ``1 + |maximum|`` that gaps are relative to."""
         top = P.row_max(P.select(scores, allowed, -math.inf))
         top = P.select(top, top > (0.0 if sink else -math.inf), 0.0)
-        slack = P.roundoff(scores, 1e-9, 1e-4) * (1.0 + P.select(top, top >= 0, 0.0) - P.select(top, top < 0, 0.0))
-        return allowed & (scores >= top - slack), top, slack
+        return top, 1.0 + P.select(top, top >= 0, 0.0) - P.select(top, top < 0, 0.0)
 
     def __call__(self, q: Any, k: Any, bias: Any, allowed: Any, sink: bool) -> Any:
         scores = _scores(q, k, bias)
-        chosen, top, slack = self._chosen(scores, allowed, sink)
-        weights = P.select(scores * 0.0 + 1.0, chosen, 0.0)
+        top, magnitude = self._tops(scores, allowed, sink)
+        slack = P.roundoff(scores, *TIE) * magnitude
+        weights = P.select(scores * 0.0 + 1.0, allowed & (scores >= top - slack), 0.0)
         total = P.row_sum(weights)
         if sink:
             total = total + P.select(top * 0.0 + 1.0, top <= slack, 0.0)
         return weights / P.select(total, total > 0, 1.0)
 
-    def gap(self, q: Any, k: Any, bias: Any, allowed: Any, sink: bool) -> float:
-        """min over rows of (row maximum - best score that is not chosen) / (1 + |row maximum|); inf where all are chosen.
+    def gap(self, q: Any, k: Any, bias: Any, allowed: Any, sink: bool) -> float | None:
+        """min over rows of (row maximum - best score that is no tie) / (1 + |row maximum|); inf where all tie. A sink's 0 is a score.
 
         Exact simulation is claimed where this exceeds ten times the tie width.
         """
         scores = _scores(q, k, bias)
-        _, top, slack = self._chosen(scores, allowed, sink)
-        relative = P.roundoff(scores, 1e-9, 1e-4) * (top - scores) / slack
-        return float(P.select(relative, allowed & (scores < top - slack), math.inf).min().item())
+        top, magnitude = self._tops(scores, allowed, sink)
+        tie = P.roundoff(scores, *TIE)
+        relative = (top - scores) / magnitude
+        least = P.select(relative, allowed & (relative > tie), math.inf).min().item()
+        if sink:
+            below = top / magnitude
+            least = min(least, P.select(below, below > tie, math.inf).min().item())
+        return least
 
 
 @dataclass(frozen=True)
 class RBF(Kernel):
-    """``A_ij`` proportional to ``exp(-gamma |q_i - k_j|^2)``; ``normalised=False`` leaves the row sum (SkyFormer)."""
+    """``A_ij`` proportional to ``exp(-gamma |s q_i - k_j|^2)``, s the operator's scale (give ``scale=1`` for a true RBF);
+    ``normalised=False`` omits the division by the row sum (SkyFormer)."""
 
     gamma: float = 0.5
     normalised: bool = True
@@ -112,14 +131,17 @@ class _Features(Kernel):
 
 @dataclass(frozen=True)
 class FeatureMap(_Features):
-    """Linear attention with an element-wise non-negative feature map, e.g. ``elu_plus_one`` (Katharopoulos et al. 2020)."""
+    """Linear attention with an element-wise feature map >= 0 of ``s q`` and ``k``, s the operator's scale, e.g. ``elu_plus_one``
+    (Katharopoulos et al. 2020)."""
 
     function: str = "elu_plus_one"
 
     def __post_init__(self) -> None:
         scalar_function(self.function)
-        if self.function in SIGNED:
-            raise AnyformerError(f"FeatureMap: {self.function!r} takes negative values; a feature map may not")
+        if self.function not in NON_NEGATIVE:
+            raise AnyformerError(
+                f"FeatureMap: {self.function!r} may take negative values, a feature map may not; known: {', '.join(sorted(NON_NEGATIVE))}"
+            )
 
     @property
     def normalised(self) -> bool:
@@ -137,12 +159,12 @@ class Performer(_Features):
     The projection is part of the class: it comes from Philox integers and is the same on every machine.
     """
 
-    count: int = 16
+    projections: int = 16
     seed: int = 0
 
     def __post_init__(self) -> None:
-        require_size("Performer", "count", self.count)
+        require_size("Performer", "projections", self.projections)
 
     def features(self, x: Any) -> Any:
-        w = P.constant(x, philox.gaussian(self.seed, 0, (x.shape[-1], self.count), 1.0))
+        w = P.constant(x, philox.gaussian(self.seed, 0, (x.shape[-1], self.projections), 1.0))
         return P.exp(x @ w - 0.5 * P.row_sum(x * x))

@@ -1,17 +1,17 @@
-"""Fixed token mixing: operators that read nothing. Convolution and cyclic shift, FNet's real Fourier mixing, a fixed matrix."""
+"""Fixed token mixing: operators that read nothing. Convolution and cyclic shift, real Fourier mixing (FNet), a fixed matrix."""
 
 import math
 from abc import abstractmethod
 from dataclasses import dataclass
 from typing import Any
 
-from anyformer.errors import AnyformerError
+from anyformer.errors import AnyformerError, require_choice
 from anyformer.operators import primitives as P
 from anyformer.operators.operator import Context, Mixing, Operator
 
 
 class FixedMixing(Operator):
-    """Base: a matrix over tokens that depends on positions alone. Every stream is (batch, n); masked keys weigh 0."""
+    """Base: a matrix over tokens that depends on positions alone; masked keys weigh 0."""
 
     noun = "mixer"
 
@@ -63,16 +63,24 @@ class CyclicShift(FixedMixing):
 
 @dataclass(frozen=True)
 class Fourier(FixedMixing):
-    """FNet's mixing along tokens: ``y_i = sum_j cos(2 pi i j / n) x_j`` (the real part; Lee-Thorp et al. 2021)."""
+    """One real half of a Fourier transform along tokens: ``y_i = sum_j cos(2 pi i j / n) x_j``, or sin.
+
+    FNet (Lee-Thorp et al. 2021) is two of them: ``Re(F_n X F_D) = C_n X C_D - S_n X S_D``, with the maps C_D and -S_D of features.
+    """
+
+    part: str = "cos"
+
+    def __post_init__(self) -> None:
+        require_choice("Fourier", "part", self.part, ("cos", "sin"))
 
     def weights(self, like: Any, query: Any, key: Any, length: Any) -> Any:
         turns = P.constant(like, (query * key) % length) / P.constant(like, length)
-        return P.cos_sin(like, turns, (2 * math.pi,))[0][..., 0]
+        return P.cos_sin(like, turns, (2 * math.pi,))[0 if self.part == "cos" else 1][..., 0]
 
 
 @dataclass(frozen=True)
 class FixedMatrix(FixedMixing):
-    """``y = W x`` for a fixed square matrix over positions (Linformer's projection and its expansion, folded)."""
+    """``y = W x`` for a fixed square matrix over positions."""
 
     rows: tuple[tuple[float, ...], ...]
 

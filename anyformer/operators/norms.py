@@ -10,7 +10,7 @@ from typing import Any
 
 from anyformer.errors import AnyformerError, require_size
 from anyformer.operators import primitives as P
-from anyformer.operators.operator import Context, Mixing, Operator, Scaling, TokenMap
+from anyformer.operators.operator import Context, Operator, Scaling, TokenMap
 
 
 class Norm(Operator):
@@ -69,12 +69,13 @@ class LayerNorm(Norm):
 
 @dataclass(frozen=True)
 class Normed(Operator):
-    """Pre-norm: ``inner`` behind ``norm``. All branches share the norm's columns, which give the scale r; the columns
-    of ``inner`` are scaled by r, and so are the values unless ``scale_values`` is False (plain MLP units, whose value is
-    the constant feature). With ``bias`` each branch has as many columns again, which read the constant feature only and are added
-    unscaled:
+    """Pre-norm: ``inner`` behind ``norm``, r its scale:
 
-        inner reads  r * p_scaled + p_bias,        values  r * v.
+        inner reads  r * p_scaled + p_bias,        values  r * v
+
+    All branches share the norm's columns, which give r. With ``bias`` each branch has as many columns again: they read the constant
+    feature alone and are added unscaled. ``scale_values=False`` leaves the values alone (plain MLP units, whose value is the constant
+    feature).
     """
 
     inner: Operator
@@ -115,10 +116,4 @@ class Normed(Operator):
         w = self.inner.reads
         scaled = own[..., :w] * r[..., None]
         inner = self.inner(None, scaled + own[..., w:] if self.bias else scaled, ctx)
-        if not self.scale_values:
-            return inner
-        if isinstance(inner, Scaling):
-            return Scaling(r if inner.weights is None else inner.weights * r)
-        if isinstance(inner, Mixing):
-            return Mixing(inner.weights * r[:, None, None, :, 0], inner.pattern, inner.gap)
-        raise TypeError(f"Normed cannot scale the values of a {type(inner).__name__}")
+        return inner.scaled(r) if self.scale_values else inner

@@ -1,4 +1,4 @@
-"""An operator: a linear map on tokens that sees the stream only through linear probes (design: one idea carries the library).
+"""An operator: a linear map on tokens that sees the stream only through linear probes .
 
     Op(X P) X M        P: probes (features -> reads),  M: a map of features,  Op: (queries, keys) acts on tokens
 
@@ -66,6 +66,10 @@ class TokenMap(ABC):
         """Branch g maps ``values[:, :, g]``."""
 
     @abstractmethod
+    def scaled(self, r: Float[Any, "batch n 1"]) -> "TokenMap":
+        """The same maps of values that are first multiplied by ``r``, a number a token."""
+
+    @abstractmethod
     def contract(self, values: Float[Any, "batch n count c"], onto: Any = None) -> Float[Any, "batch n c"]:
         """The sum over branches of :meth:`apply`, added to ``onto`` where that is given."""
 
@@ -78,6 +82,9 @@ class Scaling(TokenMap):
 
     def apply(self, values: Any) -> Any:
         return values if self.weights is None else values * self.weights[..., None]
+
+    def scaled(self, r: Any) -> "Scaling":
+        return Scaling(r if self.weights is None else self.weights * r)
 
     def contract(self, values: Any, onto: Any = None) -> Any:
         if self.weights is None:
@@ -93,11 +100,14 @@ class Mixing(TokenMap):
 
     weights: Any
     pattern: Any = None
-    gap: Callable[[], float] | None = None
-    """For average-hard attention: the smallest relative gap between a row's maximum and its best key that is no tie."""
+    gap: Callable[[], float | None] = lambda: None
+    """For hard attention: the smallest relative score gap that a row decides by; None for continuous kernels."""
 
     def apply(self, values: Any) -> Any:
         return (self.weights @ values.swapaxes(1, 2)).swapaxes(1, 2)
+
+    def scaled(self, r: Any) -> "Mixing":
+        return Mixing(self.weights * r[:, None, None, :, 0], self.pattern, self.gap)
 
     def contract(self, values: Any, onto: Any = None) -> Any:
         if not isinstance(values, Tensor):

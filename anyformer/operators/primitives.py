@@ -1,9 +1,8 @@
 """The dozen or so primitives that every operator's formula is written in.
 
-An operator uses ``+ - * / @``, comparisons, indexing, ``reshape``, ``swapaxes``, ``sum``, and the functions below, nothing
-else. Each
-function dispatches on the type of its first argument; tensors are registered here. Another arithmetic (exact rationals,
-ball arithmetic, many digits) registers its own array type and evaluates the same formulas:
+An operator uses ``+ - * / @``, comparisons, indexing, ``reshape``, ``swapaxes``, ``sum`` and the functions below; on positions
+(integers) also ``%``, ``abs``, ``clip``, ``max``. Each function dispatches on the type of its first argument; tensors are registered
+here. Another arithmetic (exact rationals, balls, many digits) registers its own array type and evaluates the same formulas:
 
     @primitives.exp.register
     def _(x: MyArray) -> MyArray: ...
