@@ -166,5 +166,5 @@ def show_cost(result: dict[str, Any]) -> None:
         table.add_row(name, approximate(sizes["width"]) + extra, *numbers, human_bytes(sizes["bytes"]))
     OUT.print(table)
     show(
-        f"lower bound for any attention-only machine of this depth that matches attention: width >= H^(L/2) = {approximate(result['lower_bound'])}"
+        f"lower bound for attention-only machines of this depth that match attention: width >= H^(L/2) = {approximate(result['lower_bound'])}"
     )

@@ -574,10 +574,10 @@ ERRORS = {
     r"3 heads need a bias for 3 heads, got one for 2$": lambda: Attention(3, 3, bias=RelativeBias(TABLE)),
     r"every head needs a row of the same odd length": lambda: RelativeBias(((1.0, 2.0),)),
     r"RBF: gamma must be positive, got 0": lambda: RBF(0),
-    r"Performer: count must be an integer >= 1": lambda: Performer(0),
+    r"Performer: projections must be an integer >= 1": lambda: Performer(0),
     r"no scalar function 'swish'; known: elu_plus_one, .*, tanh": lambda: Gate(2, "swish"),
     r"no scalar function 'swoosh'": lambda: FeatureMap("swoosh"),
-    r"FeatureMap: 'tanh' takes negative values": lambda: FeatureMap("tanh"),
+    r"FeatureMap: 'tanh' may take negative values": lambda: FeatureMap("tanh"),
     r"Attention: mask must be a Mask, got 'causal'": lambda: Attention(2, 3, "causal"),  # type: ignore[arg-type]
     r"Attention: kernel must be a Kernel, got 3": lambda: Attention(2, 3, kernel=3),  # type: ignore[arg-type]
     r"Gate: units must be an integer >= 1, got 1.5": lambda: Gate(1.5, "relu"),  # type: ignore[arg-type]
