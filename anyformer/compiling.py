@@ -27,7 +27,7 @@ def compile(target: nn.Module | Network, machine: Machine, *, dtype: torch.dtype
     bad = [f"tensor {i} of shape {tuple(t.shape)}" for i, t in enumerate(network.tensors()) if not bool(torch.isfinite(t).all())]
     if bad:
         raise OutsideClass("the target holds NaN or infinite numbers", bad)
-    program = machine.write(network, dtype or network.embedding.dtype)
+    program = machine.write(network, dtype or _dtype_of(network))
     with torch.no_grad():
         if not all(bool(torch.isfinite(t).all()) for t in _columns(program)):
             raise OutsideClass(
@@ -36,6 +36,12 @@ def compile(target: nn.Module | Network, machine: Machine, *, dtype: torch.dtype
     target_type = type(network if network.source is None else network.source).__name__
     about: dict[str, Any] = {"made_by": "compile", "target": target_type, "features": network.network_class.features}
     return replace(program, provenance=program.provenance | about)
+
+
+def _dtype_of(network: Network) -> torch.dtype:
+    """The dtype of the module that a network was read from, or its own."""
+    parameters = network.source.parameters() if isinstance(network.source, nn.Module) else iter(())
+    return next((p.dtype for p in parameters), network.embedding.dtype)
 
 
 def _columns(program: Program) -> list[Tensor]:

@@ -128,3 +128,29 @@ def test_tie_gaps_are_measured_where_attention_is_hard() -> None:
     machine = af.PathTree.for_class(target)
     found = machine.trace(tokens, af.compile(target, machine)).gaps[0]
     assert found == pytest.approx(min(gaps), rel=1e-9)
+
+
+@pytest.mark.parametrize("options", [{"norm": "rms"}, {"norm": "layer", "bias": True, "mlp": 2}])
+def test_a_float32_target_compiled_in_float64_is_exact_in_float64(options: dict) -> None:
+    """What the reader multiplies (norms into maps, biases through W_O) is formed in float64, like the path products."""
+    target = make(residual=True, **options).float()
+    program = af.compile(target, af.PathTree.for_class(target), dtype=torch.float64)
+    verdict = af.verify(program, target).raise_if_not()
+    assert verdict.dtype == "float64" and verdict.max_abs_error < 1e-12
+    assert af.compile(target, af.PathTree.for_class(target)).dtype == torch.float32
+
+
+def test_stages_that_write_into_the_constant_feature_are_refused() -> None:
+    op = af.operators
+    generator = torch.Generator().manual_seed(0)
+
+    def draw(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+    embedding = torch.cat((draw(5, 3), torch.ones(5, 1, dtype=torch.float64)), 1)
+    residual = af.Branch(op.Identity(), None, af.IdentityMap(4))
+    wild = af.Stage((residual, af.Branch(op.Gate(1, "relu"), draw(4, 1), af.DenseMap(draw(1, 4, 4)))))
+    plain = af.Stage((residual, af.Branch(op.Gate(1, "relu"), draw(4, 1), af.ConstantMap(4, draw(1, 4)))))
+    network = af.Network(embedding, (wild, plain), draw(4, 5), constant=True)
+    with pytest.raises(af.OutsideClass, match="write into the constant"):
+        af.compile(network, af.PathTree.for_class(network))

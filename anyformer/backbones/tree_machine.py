@@ -16,6 +16,7 @@ from torch import Tensor
 from anyformer.backbones.folding import Trace, fold_in_blocks, routing_table
 from anyformer.backbones.machine import Cost, Machine
 from anyformer.backbones.tree import Tree
+from anyformer.errors import OutsideClass
 from anyformer.memory import require_memory
 from anyformer.network import Network, StageClass
 from anyformer.operators import Context
@@ -71,6 +72,11 @@ def columns_program(machine: Machine, network: Network, dtype: torch.dtype, at: 
     reads = unroll(network)
     at = torch.arange(tree.width) if at is None else at
     general, fixed = (~constant).nonzero()[:, 0], constant.nonzero()[:, 0]
+    if bool(reads[:-1, fixed].any()):
+        raise OutsideClass(
+            "the network is not well formed",
+            ["its stages write into the constant (last) feature, which biases and constant maps read"],
+        )
     live = reads if fixed.numel() == 0 else reads[:, general]
     positions = None if network.positions is None else (network.positions.double() @ live).to(dtype)
     return Program(

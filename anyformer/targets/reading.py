@@ -42,7 +42,7 @@ READERS: dict[type[nn.Module], Callable[[Any], Network]] = {}
 
 
 def read(target: nn.Module | Network) -> Network:
-    """The target in the common language, sharing its tensors (gradients flow back to the module).
+    """The target in the common language, in float64, as a function of its tensors (gradients flow back to the module).
 
     Raises :class:`OutsideClass` with the list of every part that cannot be simulated exactly, and why.
     """
@@ -125,7 +125,20 @@ def _read_checked(module: Transformer) -> Network:
     reasons = _refusals(module)
     if reasons:
         raise OutsideClass("this Transformer cannot be simulated exactly", reasons)
-    return _read_transformer(module)
+    return replace(_read_transformer(_in_float64(module)), source=module)
+
+
+def _in_float64(module: Transformer) -> Transformer:
+    """The same module with every parameter replaced by its float64 value (still a function of the parameter): what the reader
+    multiplies, norms into maps, is then as exact as the path products."""
+    with torch.device("meta"):
+        twin = Transformer(module.config, token_names=module.token_names)
+    for name, parameter in module.named_parameters():
+        path, _, leaf = name.rpartition(".")
+        owner = twin.get_submodule(path)
+        del owner._parameters[leaf]
+        setattr(owner, leaf, parameter.double())
+    return twin
 
 
 READERS[Transformer] = _read_checked
@@ -134,7 +147,7 @@ READERS[Transformer] = _read_checked
 def _read_transformer(module: Transformer) -> Network:
     c = module.config
     reader = _Reader(c)
-    embedding, positions = module.embedding.weight, module.positions and module.positions.weight
+    embedding, positions = module.embedding.weight, None if module.positions is None else module.positions.weight
     stages: list[Stage] = []
     for block in module.blocks:
         assert isinstance(block, Block)
