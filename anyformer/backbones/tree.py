@@ -41,15 +41,15 @@ class Block:
 
 @dataclass(frozen=True)
 class Coordinate:
-    """What one coordinate of the stream means: a read (``stage``, 0-based, and ``what``) or an output, on a path."""
+    """What one coordinate of the stream means: ``what`` (a read of the named ``stage``, or an output: None) on a ``path``."""
 
-    stage: int | None
+    stage: str | None
     what: str
     path: tuple[str, ...]
 
     def __str__(self) -> str:
         path = f"path ({', '.join(self.path)})" if self.path else "the root path"
-        return f"{self.what} of {path}"
+        return f"{self.what} of {path}" if self.stage is None else f"{self.what}, {self.stage}, of {path}"
 
 
 @dataclass(frozen=True)
@@ -61,6 +61,7 @@ class Tree:
 
     @classmethod
     def of(cls, network: NetworkClass) -> "Tree":
+        """The tree of a class."""
         return cls(network.stages, network.outputs)
 
     @cached_property
@@ -150,7 +151,7 @@ class Tree:
         path: tuple[str, ...] = ()
         for s, stage in enumerate(self.stages):
             if i < stage.probes:
-                return Coordinate(s, f"{self.read_name(s, i)}, {self.stage_name(s)},", path)
+                return Coordinate(self.stage_name(s), self.read_name(s, i), path)
             for index, bank in enumerate(self.banks(s)):
                 g, rest = divmod(i - bank.child_at, self.widths[s + 1])
                 if i - bank.child_at >= 0 and g < bank.branch.operator.count:
