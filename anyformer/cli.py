@@ -1,6 +1,11 @@
 """The command line: ``anyformer`` (also ``python -m anyformer``). Exit code 0: fine, 1: false, 2: unusable input."""
 
+import contextlib
+import io
 import json
+import math
+import os
+import re
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -277,7 +282,24 @@ def _parse(arguments: Sequence[str]) -> tuple[Command, Any]:
     if name not in COMMANDS:
         raise AnyformerError(f"there is no command {name!r}; commands: {', '.join(COMMANDS)} (anyformer alone explains them)")
     command = COMMANDS[name]
-    return command, tyro.cli(command.options, prog=f"anyformer {name}", args=rest, description=command.options.__doc__)
+    said = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(said):
+            return command, tyro.cli(command.options, prog=f"anyformer {name}", args=rest, description=command.options.__doc__)
+    except SystemExit as stop:
+        if not stop.code:
+            raise
+        words = " ".join(re.sub(r"[\u2500-\u257f]+", " ", said.getvalue()).split())
+        raise AnyformerError(f"{words or 'these options cannot be used'} (anyformer {name} --help explains them)") from None
+
+
+def _finite(value: Any) -> Any:
+    """JSON has no NaN and no infinity: null."""
+    if isinstance(value, dict):
+        return {k: _finite(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(v) for v in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -292,12 +314,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         command, options = _parse(arguments)
         result, code = command.action(options)
         if options.as_json:
-            print(json.dumps(result))
+            print(json.dumps(_finite(result), allow_nan=False))
     except AnyformerError as error:
         print(f"anyformer: {error}", file=sys.stderr)
         return 2
+    except BrokenPipeError:  # whoever read the output has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
     except (OSError, MemoryError) as error:
-        print(f"anyformer: {error or 'out of memory'}", file=sys.stderr)
+        print(f"anyformer: {str(error) or 'out of memory'}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("anyformer: interrupted", file=sys.stderr)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from anyformer.backbones.machine import Machine
-from anyformer.errors import OutsideClass
+from anyformer.errors import AnyformerError, OutsideClass
 from anyformer.network import Network
 from anyformer.program import Program
 from anyformer.targets.reading import read
@@ -22,6 +22,10 @@ def compile(target: nn.Module | Network, machine: Machine, *, dtype: torch.dtype
 
     Raises :class:`OutsideClass` with all reasons where the target cannot be read exactly or is not of the machine's class.
     """
+    if not isinstance(machine, Machine):
+        raise AnyformerError(f"a machine is needed, got {machine!r:.60}; make one with PathTree.for_class(target)")
+    if dtype not in (None, torch.float32, torch.float64):
+        raise AnyformerError(f"programs are torch.float32 or torch.float64, got {dtype!r}")
     network = read(target)
     machine.admit(network.network_class)
     bad = [f"tensor {i} of shape {tuple(t.shape)}" for i, t in enumerate(network.tensors()) if not bool(torch.isfinite(t).all())]
@@ -30,9 +34,8 @@ def compile(target: nn.Module | Network, machine: Machine, *, dtype: torch.dtype
     program = machine.write(network, dtype or _dtype_of(network))
     with torch.no_grad():
         if not all(bool(torch.isfinite(t).all()) for t in _columns(program)):
-            raise OutsideClass(
-                "the program overflows", [f"path products exceed the range of {program.dtype}; give dtype=torch.float64"]
-            )
+            advice = "" if program.dtype == torch.float64 else "; give dtype=torch.float64"
+            raise OutsideClass("the program overflows", [f"path products exceed the range of {program.dtype}{advice}"])
     target_type = type(network if network.source is None else network.source).__name__
     about: dict[str, Any] = {"made_by": "compile", "target": target_type, "features": network.network_class.features}
     return replace(program, provenance=program.provenance | about)

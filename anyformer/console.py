@@ -14,7 +14,8 @@ from anyformer.backbones.machine import Machine
 from anyformer.memory import approximate, human_bytes
 from anyformer.program import Program
 
-OUT = Console(highlight=False, soft_wrap=True)
+OUT = Console(highlight=False, soft_wrap=True, markup=False, emoji=False)
+SHOWN = ("passed", "max_abs_error", "max_pattern_error", "dtype", "sequences")
 MOST_BLOCKS, MOST_JSON_BLOCKS = 64, 10_000
 
 
@@ -36,7 +37,7 @@ def demo_progress(quiet: bool) -> Iterator[Any]:
     """A bar for each target while it trains; calls ``report(task, step, steps, loss, accuracy, seconds_left)``."""
     if quiet or not OUT.is_terminal:
         if not quiet:
-            show("training two targets, about two minutes ...")
+            show("training two targets, one to two minutes ...")
         yield None
         return
     columns = (
@@ -62,7 +63,13 @@ def show_demo(result: dict[str, Any]) -> None:
     ones = f"{result['nonzero_weights']:,} weights that are 1, all others 0"
     show(f"one fixed machine: {result['backbone']}, width {result['width']}, {ones}, sha256 {result['sha256'][:12]}...")
     table = Table(
-        "program", "target accuracy", "on the machine", "worst output error", "worst pattern error", "literal 0/1 machine"
+        "program",
+        "target accuracy",
+        "on the machine",
+        "worst output error",
+        "worst pattern error",
+        "dense 0/1 machine",
+        "verified",
     )
     for p in result["programs"]:
         table.add_row(
@@ -72,6 +79,7 @@ def show_demo(result: dict[str, Any]) -> None:
             f"{p['max_abs_error']:.1e} ({p['dtype']})",
             f"{p['max_pattern_error']:.1e}",
             f"agrees to {p['literal_error']:.1e}",
+            "yes" if p["passed"] else "NO",
         )
     OUT.print(table)
     show(
@@ -138,10 +146,12 @@ def show_description(result: dict[str, Any]) -> None:
     if len(result["blocks"]) > MOST_BLOCKS:
         show(f"and {len(result['blocks']) - MOST_BLOCKS} more blocks (--json prints them)")
     report = result["report"]
+    if report is None:
+        show("not verified")
+        return
     show(
-        "not verified"
-        if report is None
-        else f"verified: passed={report['passed']}, worst error {report['max_abs_error']:.1e} ({report['dtype']})"
+        "verified: "
+        + ", ".join(f"{k}={report[k]:.1e}" if isinstance(report[k], float) else f"{k}={report[k]}" for k in SHOWN if k in report)
     )
 
 

@@ -10,7 +10,7 @@ from math import isqrt, log10
 from typing import Any
 
 from anyformer.backbones.registry import MACHINES
-from anyformer.errors import AnyformerError, OutsideClass
+from anyformer.errors import AnyformerError, OutsideClass, require_size
 from anyformer.network import NetworkClass
 from anyformer.targets.reading import network_class
 
@@ -32,8 +32,7 @@ def cost(target: Any, length: int = 1) -> dict[str, Any]:
     "reason": ..}`` where the machine cannot hold the class. Random backbones: ``width`` is N, the least, and ``recommended`` is
     ceil(1.25 N). Nothing is allocated.
     """
-    if length < 1:
-        raise AnyformerError(f"length must be at least 1, got {length}")
+    require_size("cost", "length", length)
     known: NetworkClass = network_class(target)
     digits = sum(log10(stage.count) for stage in known.stages)
     if digits > MOST_DIGITS:
@@ -47,4 +46,8 @@ def cost(target: Any, length: int = 1) -> dict[str, Any]:
             backbones[name] = asdict(machine.cost_of(recipe, length)) | beside
         except OutsideClass as error:
             backbones[name] = {"width": None, "reason": str(error)}
+    if any(isinstance(v, int) and v.bit_length() > 3.3 * MOST_DIGITS for sizes in backbones.values() for v in sizes.values()):
+        raise AnyformerError(
+            f"a size of this class has more than {MOST_DIGITS} digits; choose fewer layers or heads, or a shorter length"
+        )
     return {"backbones": backbones, "lower_bound": lower_bound(max(known.heads, 1), known.layers)}

@@ -91,7 +91,8 @@ def _measure(
             if index == 0:
                 dense = literal(batch.inputs[:LITERAL_SEQUENCES], program)
                 literal_error = float((dense - got[:LITERAL_SEQUENCES]).abs().max())
-    passed = verdict.passed and literal_error <= verdict.atol + verdict.rtol * magnitude
+    judged = verdict.atol + verdict.rtol * magnitude + verdict.allowance
+    passed = verdict.passed and literal_error <= judged
     return DemoResult(
         name, 100 * theirs, 100 * mine, error, verdict.max_pattern_error, literal_error, passed, verdict.dtype, program.parameters
     )

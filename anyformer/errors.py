@@ -1,5 +1,7 @@
 """The one exception of the library for unusable input: a single line that says what was expected, got, and what to do."""
 
+import math
+
 
 class AnyformerError(ValueError):
     """Input that cannot be used. The command line prints it as one line and exits with code 2."""
@@ -20,6 +22,21 @@ def require_size(owner: str, name: str, value: object, minimum: int = 1) -> None
 
 
 def require_choice(owner: str, name: str, value: object, choices: tuple) -> None:
-    """Raise unless ``value`` is one of ``choices``."""
-    if value not in choices:
+    """Raise unless ``value`` is one of ``choices``, and of the same type (1 is not True)."""
+    if not any(value == choice and type(value) is type(choice) for choice in choices):
         raise AnyformerError(f"{owner}: {name} must be one of {', '.join(map(repr, choices))}, got {value!r}")
+
+
+def require_number(owner: str, name: str, value: object, minimum: float = -math.inf) -> None:
+    """Raise unless ``value`` is a finite number (no bool) of at least ``minimum``."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not (math.isfinite(value) and value >= minimum):
+        least = "" if minimum == -math.inf else f" >= {minimum:g}"
+        raise AnyformerError(f"{owner}: {name} must be a finite number{least}, got {value!r}")
+
+
+def require_numbers(owner: str, name: str, values: object) -> None:
+    """Raise unless ``values`` is a non-empty tuple of finite numbers."""
+    if not isinstance(values, tuple) or not values:
+        raise AnyformerError(f"{owner}: {name} must be a tuple of numbers, got {values!r}")
+    for value in values:
+        require_number(owner, name, value)

@@ -30,7 +30,7 @@ from anyformer.program import Program
 def rank_threshold(program: Program) -> float:
     """``64 eps max(1, condition / 8)`` of the stored dtype: singular values below this share of the largest are noise."""
     noise = 64 * torch.finfo(program.dtype).eps
-    return noise * max(1.0, float(program.provenance.get("condition", 1.0)) / 8)
+    return noise * max(1.0, _number(program.provenance.get("condition"), 1.0) / 8)
 
 
 def factor(program: Program, cutoff: float | None = None) -> Network:
@@ -43,9 +43,9 @@ def factor(program: Program, cutoff: float | None = None) -> Network:
     network_class: NetworkClass = program.recipe.network_class  # type: ignore[attr-defined]
     structural = any(_has_constant(stage) for stage in network_class.stages)
     linear = _Factoring(program, network_class, structural, False, cutoff).network()
-    recorded = program.provenance.get("features")
+    recorded = _number(program.provenance.get("features"), math.inf)
     carried = bool(network_class.stages) and all(_carrier(stage) is not None for stage in network_class.stages)
-    if not carried or recorded is None or max(feature_widths(linear)) <= recorded:
+    if not carried or max(feature_widths(linear)) <= recorded:
         return linear
     affine = _Factoring(program, network_class, True, True, cutoff).network()
     return affine if max(feature_widths(affine)) < max(feature_widths(linear)) else linear
@@ -318,3 +318,8 @@ def _pad(rows: Tensor, axis: int, width: int) -> Tensor:
     shape = list(rows.shape)
     shape[axis] = missing
     return torch.cat((rows, rows.new_zeros(shape)), axis)
+
+
+def _number(value: object, otherwise: float) -> float:
+    """A finite number from a file's free-form entries, or ``otherwise``."""
+    return float(value) if isinstance(value, (int, float)) and math.isfinite(value) else otherwise

@@ -20,6 +20,7 @@ from torch import Tensor
 from anyformer.errors import AnyformerError, OutsideClass, require_choice, require_size
 from anyformer.maps import LinearMap
 from anyformer.operators import Attention, Context, Gate, Identity, Normed, Operator, TokenMap
+from anyformer.operators.operator import INTEGERS
 from anyformer.spec import Spec
 
 
@@ -221,7 +222,7 @@ class Network:
         """Evaluate stage by stage. ``patterns``, a list, receives each attention bank's (batch, heads, n, n)."""
         check_tokens(tokens, self.embedding.shape[0])
         ctx = Context.of(tokens, mask, positions)
-        x = F.embedding(tokens, self.embedding)
+        x = F.embedding(tokens.long(), self.embedding)
         if self.positions is not None:
             check_positions(ctx.positions, self.positions.shape[0])
             x = x + F.embedding(ctx.positions, self.positions)
@@ -254,7 +255,7 @@ def apply_operator(op: Operator, shared: Tensor | None, x: Tensor, probes: Tenso
 
 def check_tokens(tokens: Any, vocab: int) -> None:
     """Raise unless ``tokens`` is an integer tensor (batch, n), n >= 1, with ids in 0..vocab-1."""
-    if not isinstance(tokens, Tensor) or tokens.ndim != 2 or tokens.is_floating_point() or tokens.dtype == torch.bool:
+    if not isinstance(tokens, Tensor) or tokens.ndim != 2 or tokens.dtype not in INTEGERS:
         got = f"{tokens.dtype} of shape {tuple(tokens.shape)}" if isinstance(tokens, Tensor) else type(tokens).__name__
         raise AnyformerError(f"tokens must be an integer tensor of shape (batch, n), got {got}")
     if tokens.numel() == 0:
@@ -272,6 +273,9 @@ def check_positions(positions: Tensor, max_positions: int) -> None:
 
 def _shape_problems(network: Network):
     """Everything that does not fit together, one line each."""
+    dtypes = {t.dtype for t in network.tensors()}
+    if len(dtypes) != 1 or not next(iter(dtypes)).is_floating_point:
+        yield f"tensors must have one real floating dtype, got {', '.join(sorted(map(str, dtypes)))}"
     width = network.embedding.shape[1]
     if network.positions is not None and network.positions.shape[1] != width:
         yield f"positions have {network.positions.shape[1]} features, the embedding {width}"

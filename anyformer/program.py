@@ -6,6 +6,7 @@ Columns that are the same for every token are stored once (``constants``); posit
 The file is a folder: ``config.json`` + ``model.safetensors`` + a card; it holds the *recipe* of its machine, never its weights.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -16,11 +17,11 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from anyformer.errors import AnyformerError
-from anyformer.memory import human_bytes, require_memory
+from anyformer.memory import approximate, human_bytes, require_memory
 from anyformer.network import NetworkClass, check_positions, check_tokens
 from anyformer.operators import Context
 from anyformer.recipe import Recipe
-from anyformer.storage import read_folder, write_folder
+from anyformer.storage import patiently, read_folder, write_folder
 
 KIND = "anyformer-program"
 DENSE_LIMIT = 2**31
@@ -48,6 +49,10 @@ class Program:
     token_names: tuple[str, ...] | None = None
     provenance: dict[str, Any] = field(default_factory=dict)
     report: dict[str, Any] | None = None
+
+    def __post_init__(self) -> None:
+        for problem in _problems(self):
+            raise AnyformerError(f"this program is not well formed: {problem}")
 
     @property
     def fingerprint(self) -> str:
@@ -107,7 +112,7 @@ class Program:
         """The machine's first stream for a batch. Raises for token ids or positions that have no row."""
         check_tokens(tokens, self.vocab)
         require_memory(tokens.numel() * self.width * self.tokens.element_size(), f"the stream of {tuple(tokens.shape)} tokens")
-        state = self._place(F.embedding(tokens, self.tokens), self.token_at, self.constants)
+        state = self._place(F.embedding(tokens.long(), self.tokens), self.token_at, self.constants)
         if self.positions is None:
             return state
         assert self.position_at is not None
@@ -133,7 +138,7 @@ class Program:
         for word in text.split():
             if word in names:
                 ids.append(names[word])
-            elif word.isascii() and word.isdigit() and not self.token_names and int(word) < self.vocab:
+            elif word.isascii() and word.isdigit() and len(word) <= 18 and not self.token_names and int(word) < self.vocab:
                 ids.append(int(word))
             else:
                 known = " ".join(self.token_names) if self.token_names else f"ids 0..{self.vocab - 1}"
@@ -171,6 +176,7 @@ class Program:
 TENSORS = ("tokens", "token_at", "positions", "position_at", "constants", "constant_at", "readout")
 
 
+@patiently
 def load(folder: str | Path) -> Program:
     """Read a program. Format version, fingerprint, names, dtypes and shapes are checked before any tensor is read; then the
     checksum, finiteness and the coordinates. Raises :class:`AnyformerError` in one line."""
@@ -182,6 +188,8 @@ def load(folder: str | Path) -> Program:
     if not isinstance(getattr(recipe, "network_class", None), NetworkClass):
         raise AnyformerError(f"{folder}: a {type(recipe).__name__} is not the recipe of a machine")
     width = recipe.machine_width()
+    if width >= 2**62:
+        raise AnyformerError(f"{folder}: a machine of width {approximate(width)} is past 64-bit integers")
     if width != config.get("width"):
         raise AnyformerError(f"{folder}: width {config.get('width')!r} is not the width {width} of its machine")
     floats = {stored.dtypes[n] for n in ("tokens", "positions", "constants", "readout") if n in stored.dtypes}
@@ -205,24 +213,32 @@ def load(folder: str | Path) -> Program:
             raise AnyformerError(f"{folder}: its {name} is not a JSON object")
     require_memory(sum(8 * torch.Size(s).numel() for s in stored.shapes.values()), f"the program in {folder}")
     tensors = stored.tensors()
-    _check_coordinates(str(folder), width, tensors)
-    return Program(
-        recipe=recipe,
-        width=width,
-        token_names=None if names is None else tuple(names),
-        provenance=config.get("provenance") or {},
-        report=config.get("report"),
-        **tensors,
-    )
+    about: dict[str, Any] = tensors | {"provenance": config.get("provenance") or {}, "report": config.get("report")}
+    try:
+        return Program(recipe=recipe, width=width, token_names=None if names is None else tuple(names), **about)
+    except AnyformerError as error:
+        raise AnyformerError(f"{folder}: {error}") from None
 
 
-def _check_coordinates(folder: str, width: int, tensors: dict[str, Tensor]) -> None:
-    at = [tensors[n] for n in ("token_at", "constant_at") if n in tensors]
-    for name in ("token_at", "constant_at", "position_at"):
-        index = tensors.get(name)
-        if index is not None and index.numel() and not (int(index.min()) >= 0 and int(index.max()) < width):
-            raise AnyformerError(f"{folder}: {name} points outside of the {width} coordinates")
-    if torch.cat(at).unique().numel() != sum(a.numel() for a in at):
-        raise AnyformerError(f"{folder}: one coordinate is written twice")
-    if "position_at" in tensors and tensors["position_at"].unique().numel() != tensors["position_at"].numel():
-        raise AnyformerError(f"{folder}: one position coordinate is written twice")
+def _problems(p: Program) -> Iterator[str]:
+    """What does not fit together, the first one first."""
+    if p.width != p.recipe.machine_width():
+        yield f"width {p.width}, its machine has {p.recipe.machine_width()}"
+    for name in ("tokens", "positions", "constants"):
+        columns, at = getattr(p, name), getattr(p, f"{name.rstrip('s')}_at")
+        if (columns is None) != (at is None):
+            yield f"{name} and {name.rstrip('s')}_at go together"
+        elif columns is not None:
+            if columns.ndim != (1 if name == "constants" else 2) or at.shape != columns.shape[-1:]:
+                yield f"{name} have shape {tuple(columns.shape)} for {tuple(at.shape)} coordinates"
+            elif at.numel() and not (int(at.min()) >= 0 and int(at.max()) < p.width):
+                yield f"{name.rstrip('s')}_at points outside of the {p.width} coordinates"
+            elif columns.dtype != p.tokens.dtype or not columns.is_floating_point():
+                yield f"{name} are {columns.dtype}; all columns need one floating dtype"
+    written = [at for at in (p.token_at, p.constant_at) if at is not None]
+    for what, at in (("coordinate", torch.cat(written)), ("position coordinate", p.position_at)):
+        if at is not None and at.unique().numel() != at.numel():
+            yield f"one {what} is written twice"
+    names = p.token_names
+    if names is not None and not (len(names) == p.vocab and all(isinstance(n, str) for n in names)):
+        yield f"{p.vocab} token names expected, got {names!r:.80}"

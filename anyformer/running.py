@@ -4,6 +4,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from anyformer.errors import AnyformerError
 from anyformer.program import Program
 
 
@@ -18,6 +19,10 @@ def run(
 
     The machine is built from the recipe and kept for the next call; see :meth:`Machine.forward` for ``mask`` and ``positions``.
     """
+    if not isinstance(program, Program):
+        raise AnyformerError(
+            f"a program is needed, got {type(program).__name__}; make one with anyformer.compile or anyformer.load"
+        )
     if isinstance(tokens, str):
         tokens = torch.tensor([program.token_ids(tokens)])
     return program.machine()(tokens, program, mask=mask, positions=positions)

@@ -61,6 +61,10 @@ def specialize(program: Program, *, max_error: float | None = None, sequences: i
     of rank against error is measured on ``sequences`` random sequences of ``length``; the smallest module within ``max_error`` (default
     1e-3) is returned. Raises :class:`AnyformerError` where none is.
     """
+    if not isinstance(program, Program):
+        raise AnyformerError(
+            f"a program is needed, got {type(program).__name__}; make one with anyformer.compile or anyformer.load"
+        )
     program = program.detach()
     if program.readout is not None:
         raise AnyformerError(
@@ -97,10 +101,10 @@ def specialize(program: Program, *, max_error: float | None = None, sequences: i
     bound = 1e-3 if max_error is None else max_error
     module, network, error = next((t for t in tries[:-1] if t[2] <= bound), tries[-1])
     if not error <= bound:
-        raise AnyformerError(
-            f"specialising lost too much precision: relative output error {error:.1e} > {bound:.1e}; compile the program with "
-            "dtype=torch.float64, or give a larger max_error"
+        advice = "give a larger max_error" + (
+            "" if program.dtype == torch.float64 else ", or compile the program with dtype=torch.float64"
         )
+        raise AnyformerError(f"specialising lost too much precision: relative output error {error:.1e} > {bound:.1e}; {advice}")
     module = module.to(program.dtype)
     ordinary = not isinstance(module, NetworkModule)
     if not ordinary:

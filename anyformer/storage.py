@@ -9,9 +9,13 @@ file that it had already written stands for the copy, until the next save puts i
 import hashlib
 import json
 import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import wraps
 from pathlib import Path
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 from jaxtyping import Shaped
@@ -21,9 +25,16 @@ from torch import Tensor
 
 from anyformer.errors import AnyformerError
 
+try:
+    import fcntl
+except ImportError:  # no file locks on this system
+    fcntl = None
+
 FORMAT = 1
 MODEL, CONFIG, CARD = "model.safetensors", "config.json", "README.md"
 DTYPES = {"F64": torch.float64, "F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16, "I64": torch.int64}
+P = ParamSpec("P")
+T = TypeVar("T")
 MAX_CONFIG_BYTES = 64 * 2**20
 
 
@@ -50,30 +61,65 @@ def write_folder(folder: str | Path, kind: str, about: dict[str, Any], tensors: 
         raise AnyformerError(f"{folder} is a file, a folder was expected; choose another name")
     if any((folder / name).exists() for name in (MODEL, CONFIG, CARD)) and _kind_of(folder) != kind:
         raise AnyformerError(f"{folder} already holds something that is not an {kind}; choose another folder")
-    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    tensors = _apart(tensors)
     config = {"format": kind, "format_version": FORMAT, "tensors_sha256": checksum(tensors)} | about
     text = _canonical(config)
-    folder.mkdir(parents=True, exist_ok=True)
-    _complete(folder)
-    following = {name: folder / f".{name}.next" for name in (MODEL, CONFIG, CARD)}
-    following[CONFIG].write_text(text, encoding="utf-8")
-    following[CARD].write_text(card, encoding="utf-8")
-    save_file(tensors, following[MODEL], metadata={"anyformer": text})
-    for path in following.values():
-        with open(path, "rb") as handle:
-            os.fsync(handle.fileno())
-    for name in (MODEL, CARD, CONFIG):  # the first replacement is the commit
-        os.replace(following[name], folder / name)
+    try:
+        text.encode("utf-8")
+        folder.mkdir(parents=True, exist_ok=True)
+    except (UnicodeEncodeError, FileExistsError, NotADirectoryError) as error:
+        raise AnyformerError(f"{folder} cannot be written: {error}") from None
+    with _locked(folder):
+        _complete(folder)
+        following = {name: folder / f".{name}.next" for name in (MODEL, CONFIG, CARD)}
+        following[CONFIG].write_text(text, encoding="utf-8")
+        following[CARD].write_text(card, encoding="utf-8")
+        save_file(tensors, following[MODEL], metadata={"anyformer": text})
+        for path in following.values():
+            with open(path, "rb") as handle:
+                os.fsync(handle.fileno())
+        for name in (MODEL, CARD, CONFIG):  # the first replacement is the commit
+            os.replace(following[name], folder / name)
+
+
+def _apart(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """On the CPU, contiguous, and each with memory of its own (tied weights are stored twice)."""
+    seen: set[int] = set()
+    out = {}
+    for name, tensor in tensors.items():
+        plain = tensor.detach().cpu().contiguous()
+        out[name] = plain.clone() if plain.data_ptr() in seen else plain
+        seen.add(plain.data_ptr())
+    return out
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """One writer a folder at a time, where the system has file locks; a killed writer's lock is gone with it."""
+    if fcntl is None:
+        yield
+        return
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
 
 
 def _kind_of(folder: Path) -> str | None:
-    """The format of what lies in a folder; of what a killed first save has committed where there is no ``config.json`` yet."""
-    config = folder / CONFIG
-    try:
-        text = (config if config.exists() else folder / f".{CONFIG}.next").read_text(encoding="utf-8")
-        return json.loads(text).get("format")
-    except (OSError, ValueError, AttributeError, RecursionError):
-        return None
+    """The format of what lies in a folder: what ``model.safetensors`` says of itself, or the configuration where that is unreadable."""
+    for read in (_committed_text, lambda f: (f / CONFIG).read_text(encoding="utf-8")):
+        try:
+            return json.loads(read(folder)).get("format")
+        except (SafetensorError, OSError, ValueError, TypeError, AttributeError, RecursionError, RuntimeError):
+            continue
+    return None
+
+
+def _committed_text(folder: Path) -> str:
+    with safe_open(folder / MODEL, framework="pt") as handle:
+        return (handle.metadata() or {}).get("anyformer") or ""
 
 
 def _complete(folder: Path) -> None:
@@ -96,6 +142,7 @@ class StoredFolder:
     """An opened folder: its configuration, and the shapes and dtypes of its tensors, none of them read yet."""
 
     path: Path
+    text: str
     config: dict[str, Any]
     shapes: dict[str, tuple[int, ...]]
     dtypes: dict[str, torch.dtype]
@@ -118,6 +165,8 @@ class StoredFolder:
     def tensors(self) -> dict[str, Shaped[Tensor, "..."]]:
         """Read all tensors; checks their sha256 and that every number is finite."""
         with safe_open(self.path / MODEL, framework="pt") as handle:
+            if (handle.metadata() or {}).get("anyformer") != self.text:
+                raise _Disagree(f"{self.path / MODEL} was replaced while it was being read; read it again")
             tensors = {name: handle.get_tensor(name) for name in self.shapes}
         if checksum(tensors) != self.config.get("tensors_sha256"):
             raise AnyformerError(f"{self.path / MODEL}: the numbers do not match their checksum; the file is damaged")
@@ -125,6 +174,25 @@ class StoredFolder:
             if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
                 raise AnyformerError(f"{self.path}: tensor {name} holds NaN or infinite numbers; such weights have no program")
         return tensors
+
+
+def patiently(read: Callable[P, T]) -> Callable[P, T]:
+    """A reader that looks again where a save committed between two of its looks."""
+
+    @wraps(read)
+    def again(*args: P.args, **kwargs: P.kwargs) -> T:
+        for _ in range(20):
+            try:
+                return read(*args, **kwargs)
+            except _Disagree:
+                time.sleep(0.01)
+        return read(*args, **kwargs)
+
+    return again
+
+
+class _Disagree(AnyformerError):
+    """``config.json`` and ``model.safetensors`` say different things."""
 
 
 def read_folder(folder: str | Path, kind: str) -> StoredFolder:
@@ -159,7 +227,7 @@ def read_folder(folder: str | Path, kind: str) -> StoredFolder:
     unknown = sorted({k for k in kinds.values() if k not in DTYPES})
     if unknown:
         raise AnyformerError(f"{folder / MODEL} holds dtype {', '.join(unknown)}; expected one of {', '.join(DTYPES)}")
-    return StoredFolder(folder, config, shapes, {name: DTYPES[k] for name, k in kinds.items()})
+    return StoredFolder(folder, text, config, shapes, {name: DTYPES[k] for name, k in kinds.items()})
 
 
 def _check_copy(folder: Path, text: str) -> None:
@@ -168,12 +236,14 @@ def _check_copy(folder: Path, text: str) -> None:
     try:
         copy = (folder / CONFIG).read_text(encoding="utf-8") if (folder / CONFIG).exists() else None
         pending = following.read_text(encoding="utf-8") if following.exists() else None
-    except (OSError, UnicodeDecodeError):
+    except OSError:  # put in place by a save just now
+        raise _Disagree(f"{folder / CONFIG} cannot be read") from None
+    except UnicodeDecodeError:
         raise AnyformerError(f"{folder / CONFIG} is not readable text; the file is damaged") from None
     if copy == text or pending == text:
         return
     if copy is None:
         raise AnyformerError(f"{folder} has no {CONFIG}; expected it beside {MODEL}")
-    raise AnyformerError(
+    raise _Disagree(
         f"{folder / CONFIG} is not the configuration inside {MODEL}: one of them was changed or damaged; save the folder anew"
     )

@@ -2,6 +2,8 @@
 
 import os
 
+import jaxtyping
+import pytest
 import torch
 from hypothesis import settings
 
@@ -10,3 +12,11 @@ settings.register_profile("all", max_examples=200, deadline=None)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 
 torch.set_num_threads(1)
+
+
+@pytest.fixture
+def as_shipped():
+    """Without the type checks of the tests: what a user meets."""
+    jaxtyping.config.update("jaxtyping_disable", True)
+    yield
+    jaxtyping.config.update("jaxtyping_disable", False)

@@ -184,3 +184,39 @@ def test_the_hash_sees_a_single_changed_number() -> None:
     with torch.no_grad():
         module.weight[0, 0] += 1e-6
     assert demo.tensors_sha256(module) != before
+
+
+def test_names_are_printed_as_they_are_and_json_is_json(capsys, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    target = af.Transformer(vocab=3, heads=1, layers=1, head_dim=2, features=3, token_names=("[/x]", ":smile:", "é"))
+    target.save(tmp_path / "t")
+    json_of(capsys, "compile", tmp_path / "t", "-o", tmp_path / "p")
+    code, out, _ = call(capsys, "run", tmp_path / "p", "--tokens", "[/x] :smile: é")
+    assert code == 0 and "[/x]" in out and ":smile:" in out
+    huge = af.Transformer(vocab=3, heads=1, layers=1, head_dim=2, features=3)
+    with torch.no_grad():
+        huge.embedding.weight.fill_(3e38)
+        huge.readout.weight.fill_(0.5)
+        for name in ("W_V", "W_O"):
+            getattr(huge.blocks[0].attention, name).weight.fill_(0.5)
+    af.compile(huge, af.PathTree.for_class(huge), dtype=torch.float64).to(torch.float64).save(tmp_path / "h")
+    json_of(capsys, "run", tmp_path / "h", "--tokens", "0 1")
+    assert call(capsys, "inspect", tmp_path / "h")[0] == 0
+    code, _, err = call(capsys, "run", tmp_path / "h", "--tokens", "1" * 5000)
+    assert code == 2 and err.count("\n") == 1
+
+
+def test_option_errors_are_one_line(capsys) -> None:
+    code, out, err = call(capsys, "cost", "--frobnicate")
+    assert code == 2 and out == "" and err.count("\n") == 1 and err.startswith("anyformer: ") and "frobnicate" in err
+
+
+def test_deep_programs_are_inspected_and_huge_sizes_are_one_line(capsys, tmp_path: Path) -> None:
+    deep = af.Transformer(vocab=2, heads=1, layers=1200, head_dim=1, features=1)
+    af.compile(deep, af.PathTree.for_class(deep)).save(tmp_path / "p")
+    assert len(json_of(capsys, "inspect", tmp_path / "p")["blocks"]) == 1201
+    for sizes in (["2", "10000", "3"], ["2", "2", str(10**26)], ["1", str(10**9), "3"]):
+        heads, layers, width = sizes
+        arguments = ["cost", "--heads", heads, "--layers", layers, "--head-dim", width, "--features", "3", "--json"]
+        code, out, err = call(capsys, *arguments)
+        assert code == 2 and out == "" and err.count("\n") == 1, err

@@ -56,7 +56,7 @@ def test_a_machine_past_64_bits_says_so_and_a_width_past_memory_what_it_needs() 
 
 
 def test_bad_arguments() -> None:
-    with pytest.raises(af.AnyformerError, match="length must be at least 1"):
+    with pytest.raises(af.AnyformerError, match="length must be an integer >= 1"):
         af.cost(config(), length=0)
     with pytest.raises(af.AnyformerError, match="heads must be an integer >= 1"):
         config(heads=0)

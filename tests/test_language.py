@@ -3,7 +3,6 @@
 import json
 from dataclasses import replace
 
-import jaxtyping
 import pytest
 import torch
 import torch.nn.functional as F
@@ -75,14 +74,6 @@ def test_kinds_of_maps():
     kinds = [m.kind for m in (DenseMap(draw(1, 1, 2, 2)), LowRankMap(draw(1, 1, 2, 1), draw(1, 1, 1, 2)))]
     assert kinds == ["general", "general"]
     assert (IdentityMap(2).kind, ConstantMap(2, draw(1, 1, 2)).kind) == ("identity", "constant")
-
-
-@pytest.fixture
-def as_shipped():
-    """Without the type checks of the tests: what a user meets."""
-    jaxtyping.config.update("jaxtyping_disable", True)
-    yield
-    jaxtyping.config.update("jaxtyping_disable", False)
 
 
 # --- networks -----------------------------------------------------------------------------------------------------------------
@@ -460,3 +451,37 @@ def test_shared_columns_read_the_features_behind_a_layer_norm():
     assert net.network_class.stages[-1].branches[0].operator == LayerNorm(3, 1e-5)
     gate = read(randomised(config(norm="layer", bias=True, mlp=2))).network_class.stages[1].branches[1].operator
     assert gate == Normed(Gate(2, "gelu"), LayerNorm(3, 1e-5), bias=True, scale_values=False)
+
+
+def test_parameters_and_methods_that_the_configuration_lacks_are_refused(as_shipped):
+    def fresh(**options):
+        return Transformer(vocab=5, heads=2, layers=1, head_dim=2, features=3, **options)
+
+    extra = fresh()
+    extra.readout = torch.nn.Linear(3, 5, bias=True)
+    with pytest.raises(OutsideClass, match=r"readout.bias: a parameter that the configuration does not have"):
+        read(extra)
+    patched = fresh()
+    patched.blocks[0].attention._pattern = lambda q, k, bias: q
+    with pytest.raises(OutsideClass, match=r"blocks.0.attention: its _pattern was replaced"):
+        read(patched)
+    with pytest.raises(AnyformerError, match="a target must be a module or a Network, got int"):
+        read(5)  # type: ignore[arg-type]
+
+
+def test_networks_of_complex_or_mixed_dtypes_are_refused(as_shipped):
+    with pytest.raises(OutsideClass, match=r"one real floating dtype, got torch.complex128"):
+        Network(torch.randn(5, 3, dtype=torch.complex128), (), torch.randn(3, 5, dtype=torch.complex128))
+    with pytest.raises(OutsideClass, match=r"got torch.float32, torch.float64"):
+        Network(torch.randn(5, 3), (), torch.randn(3, 5).double())
+
+
+def test_positions_of_small_integers_do_not_wrap(as_shipped):
+    target = Transformer(vocab=5, heads=2, layers=1, head_dim=2, features=3, positions="alibi", causal=False).double()
+    tokens, places = torch.randint(5, (2, 7)), torch.arange(7).expand(2, 7)
+    for dtype in (torch.uint8, torch.int8, torch.int16, torch.int32):
+        for run in (target, read(target).run):
+            assert torch.equal(run(tokens.to(dtype), positions=places.to(dtype)), run(tokens, positions=places))
+    for run in (target, read(target).run):
+        with pytest.raises(AnyformerError, match="positions must be integers"):
+            run(tokens, positions=places.bool())

@@ -737,7 +737,7 @@ REFUSALS = {
     r"the literal machine of width \d+ needs \d+\.\d [GT]iB": lambda: PathTree.for_class(
         replace(RESIDUAL, layers=14, heads=1)
     ).literal(),
-    r"the stream of \(1, 65536\) tokens needs \d+\.\d [GT]iB": lambda: run_wide(),
+    r"attention over 65536 tokens needs \d+\.\d [GT]iB": lambda: run_wide(),
     r"the target holds NaN or infinite numbers: tensor 0 of shape \(2, 1\)": lambda: compile(
         Network(torch.tensor([[1.0], [torch.nan]]), ()), PathTree.for_class(NetworkClass((), 1))
     ),

@@ -3,10 +3,10 @@
 import hashlib
 import json
 import random
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
-import jaxtyping
 import pytest
 import torch
 from safetensors import safe_open
@@ -17,9 +17,11 @@ from anyformer import storage
 from anyformer.backbones import Chain, Looped, Machine, PathTree
 from anyformer.compiling import compile
 from anyformer.errors import AnyformerError
+from anyformer.network import NetworkClass
 from anyformer.operators import Context, Softmax
 from anyformer.program import Program, load
 from anyformer.spec import digest
+from anyformer.storage import write_folder
 from anyformer.targets.transformer import Transformer, TransformerConfig
 
 SIZES = dict(vocab=4, heads=1, layers=2, head_dim=2, features=3)
@@ -303,14 +305,6 @@ FORGERIES = {
 }  # fmt: skip
 
 
-@pytest.fixture
-def as_shipped():
-    """Without the type checks of the tests: what a user meets."""
-    jaxtyping.config.update("jaxtyping_disable", True)
-    yield
-    jaxtyping.config.update("jaxtyping_disable", False)
-
-
 @pytest.mark.parametrize("message", FORGERIES)
 def test_contents_that_make_no_sense(message, saved, as_shipped):
     forge(saved, **FORGERIES[message])
@@ -503,7 +497,7 @@ def test_saving_where_a_file_is(tmp_path):
 
 def test_the_state_is_token_position_and_constants():
     """Columns in any order: state = E[token] + P[position], and E holds the constants."""
-    recipe = build().recipe
+    recipe = PathTree.for_class(TransformerConfig(vocab=3, heads=1, layers=1, head_dim=1, features=3)).recipe
     program = Program(
         recipe,
         width=5,
@@ -525,7 +519,8 @@ def test_the_state_is_token_position_and_constants():
 
 
 def test_dense_views_are_refused_above_two_gibibytes():
-    program = Program(build().recipe, 2**29, torch.zeros(2, 1), torch.zeros(1, dtype=torch.long))
+    recipe = PathTree.recipe_for(NetworkClass((), 2**29))
+    program = Program(recipe, 2**29, torch.zeros(2, 1), torch.zeros(1, dtype=torch.long))
     with pytest.raises(AnyformerError, match=r"the dense embedding needs 4\.0 GiB, over the limit of 2 GiB"):
         _ = program.embedding
 
@@ -550,3 +545,64 @@ def test_casting_keeps_the_places():
     double = program.to(torch.float64)
     assert double.dtype == torch.float64 and double.constant_at.dtype == torch.int64
     assert torch.equal(double.to(torch.float32).embedding, program.embedding)
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        (lambda p: {"width": p.width + 1}, "width .* its machine has"),
+        (lambda p: {"token_at": p.token_at * 0}, "one coordinate is written twice"),
+        (lambda p: {"token_at": p.token_at[1:]}, "tokens have shape"),
+        (lambda p: {"tokens": p.tokens.long()}, "one floating dtype"),
+        (lambda p: {"positions": None}, "go together"),
+        (lambda p: {"token_names": ("a",)}, "token names expected"),
+        (lambda p: {"token_names": (1, 2, 3, 4)}, "token names expected"),
+    ],
+)
+def test_edited_programs_are_checked(change, message, as_shipped):
+    target = Transformer(vocab=4, heads=1, layers=1, head_dim=2, features=3, positions="learned", max_length=4)
+    program = compile(target, PathTree.for_class(target))
+    with pytest.raises(AnyformerError, match=message):
+        replace(program, **change(program))
+
+
+def test_tied_weights_are_stored(tmp_path):
+    target = Transformer(vocab=4, heads=1, layers=1, head_dim=2, features=3)
+    target.readout.weight = target.embedding.weight
+    target.save(tmp_path / "t")
+    tokens = torch.tensor([[0, 1, 2, 3]])
+    assert torch.equal(Transformer.load(tmp_path / "t")(tokens), target(tokens))
+
+
+def test_a_damaged_copy_can_be_saved_anew(tmp_path):
+    target = Transformer(vocab=4, heads=1, layers=1, head_dim=2, features=3)
+    program = compile(target, PathTree.for_class(target))
+    program.save(tmp_path / "p")
+    (tmp_path / "p" / "config.json").write_text("{")
+    with pytest.raises(AnyformerError, match="save the folder anew"):
+        load(tmp_path / "p")
+    program.save(tmp_path / "p")
+    assert torch.equal(load(tmp_path / "p").tokens, program.tokens)
+
+
+def test_writers_of_one_folder_take_turns(tmp_path):
+    """Threads that save two programs to one folder while a reader loads it: every load is one of them, whole."""
+    target = Transformer(vocab=4, heads=1, layers=1, head_dim=2, features=3)
+    machine = PathTree.for_class(target)
+    programs = [compile(Transformer(target.config), machine) for _ in range(2)]
+    programs[0].save(tmp_path / "p")
+    with ThreadPoolExecutor(3) as pool:
+        jobs = [pool.submit(lambda p=p: [p.save(tmp_path / "p") for _ in range(20)]) for p in programs]
+        loaded = [load(tmp_path / "p") for _ in range(30)]
+        for job in jobs:
+            job.result()
+    assert all(any(torch.equal(one.tokens, p.tokens) for p in programs) for one in loaded)
+
+
+def test_more_layers_than_tensors_are_refused_at_once(tmp_path):
+    target = Transformer(vocab=4, heads=1, layers=1, head_dim=2, features=3)
+    tensors = {k: v.detach() for k, v in target.state_dict().items()}
+    about = {"transformer": target.config.to_json() | {"layers": 200_000}, "token_names": None}
+    write_folder(tmp_path / "t", "anyformer-target", about, tensors, "")
+    with pytest.raises(AnyformerError, match="200000 layers are configured"):
+        Transformer.load(tmp_path / "t")

@@ -138,6 +138,7 @@ def test_the_report_says_condition_oversampling_and_forecast() -> None:
     about = program.provenance
     assert about["oversampling"] == pytest.approx(1.25, rel=0.02) and about["required_reads"] == machine.needed
     assert about["condition"] == machine.condition > 1
+    assert 0 < about["residual"] < 1e-5 and about["largest_embedding_entry"] == float(program.tokens.detach().abs().max())
     error = af.verify(program, target, dtype=torch.float64, tolerance=(1e-3, 1e-3)).max_rel_error
     assert 0 < error < 10 * about["forecast_relative_error"] < 1e-3
 

@@ -3,7 +3,6 @@
 import json
 import math
 
-import jaxtyping
 import pytest
 import torch
 import torch.nn.functional as F
@@ -27,14 +26,6 @@ KINDS = {
     "llama": dict(positions="rope", norm="rms", residual=True, mlp=4, gated=True, activation="silu", kv_heads=1, value_dim=3),
     "gpt": dict(positions="learned", max_length=9, norm="layer", residual=True, mlp=4, bias=True),
 }
-
-
-@pytest.fixture
-def as_shipped():
-    """Without the type checks of the tests: what a user meets."""
-    jaxtyping.config.update("jaxtyping_disable", True)
-    yield
-    jaxtyping.config.update("jaxtyping_disable", False)
 
 
 def target(seed: int = 0, **options) -> Transformer:
@@ -89,7 +80,7 @@ def test_constructor_errors(as_shipped):
     with pytest.raises(AnyformerError, match=r"missing .* 'features'; it takes"):
         Transformer(vocab=2, heads=1, layers=1, head_dim=2)
     for names in (("a", "b"), ("a",) * 6):
-        with pytest.raises(AnyformerError, match="6 different token names expected, got"):
+        with pytest.raises(AnyformerError, match="6 different token names expected"):
             Transformer(**SIZES, token_names=names)
 
 

@@ -1,5 +1,6 @@
 """Verification: it runs the target's own forward, catches what is wrong, and cannot be ignored."""
 
+import copy
 import gc
 import warnings
 from dataclasses import replace
@@ -20,7 +21,7 @@ def test_passes_with_figures() -> None:
     program = af.compile(target, af.PathTree.for_class(target))
     verdict = af.verify(program, target).raise_if_not()
     assert verdict and verdict.passed and verdict.dtype == "float64" and verdict.max_abs_error < 1e-12
-    assert verdict.sequences == 32 and verdict.patterns == 32 * 2 * 2
+    assert verdict.sequences == 33 and verdict.patterns == 33 * 2 * 2
     json = verdict.to_json()
     assert json["passed"] is True and {"max_abs_error", "max_rel_error", "dtype", "where"} <= json.keys()
     assert verdict.tie_gap is None and "passed" in str(verdict)
@@ -79,7 +80,7 @@ def test_given_inputs_and_nan_are_judged() -> None:
     target = make()
     program = af.compile(target, af.PathTree.for_class(target))
     tokens = torch.tensor([[5, 4, 3, 2, 1, 0]])
-    assert af.verify(program, target, tokens=tokens, sequences=1, length=2).sequences == 3
+    assert af.verify(program, target, tokens=tokens, sequences=1, length=2).sequences == 2 + 3 + 1
     broken = replace(program, tokens=program.tokens.clone().fill_(float("nan")))
     verdict = af.verify(broken, target)
     assert not verdict.passed and verdict.max_abs_error == float("inf") and verdict.to_json()["max_abs_error"] is None
@@ -97,7 +98,7 @@ def test_dtype_and_tolerance_are_named() -> None:
     assert af.verify(program, target, dtype=torch.float64, tolerance=(1e-5, 0.0)).passed
     with pytest.raises(af.AnyformerError, match="no tolerance is known"):
         af.verify(program, target, dtype=torch.bfloat16)
-    with pytest.raises(af.AnyformerError, match="at least 1"):
+    with pytest.raises(af.AnyformerError, match="sequences must be an integer >= 1"):
         af.verify(program, target, sequences=0)
 
 
@@ -154,3 +155,56 @@ def test_stages_that_write_into_the_constant_feature_are_refused() -> None:
     network = af.Network(embedding, (wild, plain), draw(4, 5), constant=True)
     with pytest.raises(af.OutsideClass, match="write into the constant"):
         af.compile(network, af.PathTree.for_class(network))
+
+
+def test_every_token_row_and_position_row_is_visited() -> None:
+    torch.manual_seed(0)
+    target = af.Transformer(vocab=300, heads=1, layers=1, head_dim=2, features=3, positions="learned", max_length=64).double()
+    program = af.compile(target, af.PathTree.for_class(target))
+    verdict = af.verify(program, target).raise_if_not()
+    assert (verdict.tokens_covered, verdict.positions_covered) == (300, 64)
+    for row in (0, 7, 299):
+        tokens = program.tokens.clone()
+        tokens[row] += 1.0
+        assert not af.verify(replace(program, tokens=tokens), target).passed, row
+    for row in (0, 31, 32, 63):
+        positions = program.positions.clone()
+        positions[row] += 1.0
+        assert not af.verify(replace(program, positions=positions), target).passed, row
+
+
+@pytest.mark.parametrize("change", [{"tokens": 1}, {"positions": 1}, {"token_names": ("a", "b", "c", "d", "e", "g")}])
+def test_programs_of_other_sizes_are_for_another_target(change: dict) -> None:
+    torch.manual_seed(0)
+    sizes = dict(vocab=6, heads=1, layers=1, head_dim=2, features=3, positions="learned", max_length=8)
+    target = af.Transformer(**sizes, token_names=tuple("abcdef"))
+    program = af.compile(target, af.PathTree.for_class(target))
+    cut = {k: getattr(program, k)[:v] if isinstance(v, int) else v for k, v in change.items()}
+    if "tokens" in cut:
+        cut["token_names"] = None
+    with pytest.raises(af.AnyformerError, match="for another target"):
+        af.verify(replace(program, **cut), target)
+
+
+def test_an_overflowing_target_verifies_nothing() -> None:
+    target = make(residual=True, mlp=2, gated=True, activation="relu").float()
+    with torch.no_grad():
+        target.blocks[0].mlp.gate.weight.fill_(1e25)
+        target.blocks[0].mlp.up.weight.fill_(1e25)
+    program = af.compile(target, af.PathTree.for_class(target), dtype=torch.float64).to(torch.float32)
+    assert not af.verify(program, target).passed
+
+
+def test_float32_is_judged_against_the_targets_own_rounding_and_random_backbones_against_their_forecast() -> None:
+    target = make(residual=True, norm="rms").float()
+    large = copy.deepcopy(target)
+    with torch.no_grad():
+        large.readout.weight.mul_(300)  # large outputs: rounding alone exceeds torch's defaults
+    for target, machine in ((large, af.PathTree.for_class(target)), (target, af.Random.for_class(target))):
+        program = af.compile(target, machine)
+        verdict = af.verify(program, target).raise_if_not()
+        assert 0 < verdict.allowance < 1e-2 and verdict.dtype == "float32"
+        wrong = replace(program, tokens=program.tokens * (1 + 1e-3))
+        assert not af.verify(wrong, target).passed
+    exact = af.verify(af.compile(target, af.PathTree.for_class(target), dtype=torch.float64), target).raise_if_not()
+    assert exact.allowance == 0.0

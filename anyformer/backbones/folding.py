@@ -13,6 +13,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from anyformer.backbones.tree import Tree
+from anyformer.memory import require_memory
 from anyformer.operators import Context, Mixing
 
 COLUMNS = ("stage", "shared", "read_at", "reads", "count", "child_at", "child_width")
@@ -53,6 +54,9 @@ def fold_in_blocks(
     trace: Trace | None = None,
 ) -> Float[Tensor, "batch n outputs"]:
     """Fold the batch block by block of rows; ``state(tokens, ctx)`` makes the first stream of a block. One block with a trace."""
+    heads = max((stage.attention.heads for stage in tree.stages if stage.attention), default=0)
+    least = tokens.shape[0] if trace is not None else 1
+    require_memory(16 * least * heads * tokens.shape[1] ** 2, f"attention over {tokens.shape[1]} tokens")
     rows = max(1, BLOCK_BYTES // (4 * tree.width * tokens.shape[1]))
     if trace is not None or rows >= tokens.shape[0]:
         return fold(tree, routing, state(tokens, ctx), ctx, trace)

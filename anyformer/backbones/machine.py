@@ -179,6 +179,8 @@ class Machine(nn.Module, ABC):
 
     def check(self, program: Program) -> None:
         """Raise where the program is for another machine."""
+        if not isinstance(program, Program):
+            raise AnyformerError(f"a program is needed, got {type(program).__name__}; make one with anyformer.compile")
         if program.recipe != self.recipe:
             raise AnyformerError(
                 f"this program was made for another machine (fingerprint {program.fingerprint[:8]}..., this one is "

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
@@ -30,7 +31,7 @@ from anyformer.backbones.machine import Cost, Machine
 from anyformer.backbones.tree import Block, Tree
 from anyformer.errors import AnyformerError, require_choice, require_size
 from anyformer.memory import approximate, require_memory
-from anyformer.network import Network, NetworkClass
+from anyformer.network import Network, NetworkClass, check_positions, check_tokens
 from anyformer.operators import Context
 from anyformer.program import Program
 from anyformer.recipe import Recipe
@@ -308,11 +309,15 @@ class Random(Machine):
             right = (rows.double() @ required).T
             return (q @ torch.linalg.solve_triangular(r.T, right, upper=False)).T.to(dtype)
 
+        tokens = solve(network.embedding)
         positions = None if network.positions is None else solve(network.positions)
+        with torch.no_grad():
+            wanted = network.embedding.double() @ required
+            residual = float(((tokens.double() @ q) @ r - wanted).abs().max() / wanted.abs().max().clamp(min=1e-300))
         return Program(
             recipe=self.recipe,
             width=self.width,
-            tokens=solve(network.embedding),
+            tokens=tokens,
             token_at=torch.arange(self.width),
             positions=positions,
             position_at=None if positions is None else torch.arange(self.width),
@@ -322,6 +327,8 @@ class Random(Machine):
                 "required_reads": self.needed,
                 "oversampling": self.width / self.needed,
                 "forecast_relative_error": self.forecast(dtype),
+                "residual": residual,
+                "largest_embedding_entry": float(tokens.detach().abs().max()),
             },
         )
 
@@ -332,9 +339,16 @@ class Random(Machine):
 
     def run(self, tokens: Tensor, program: Program, ctx: Context, trace: Trace | None) -> Tensor:
         columns, position_columns = self.tree_columns(program)
-        at = torch.arange(self.tree.width)
-        folded = Program(self.recipe, self.tree.width, columns, at, position_columns, None if position_columns is None else at)
-        return fold_in_blocks(self.tree, self.routing, folded.state, tokens, ctx, trace)
+        check_tokens(tokens, program.vocab)
+
+        def reads(part: Tensor, at: Context) -> Tensor:
+            first = F.embedding(part.long(), columns)
+            if position_columns is None:
+                return first
+            check_positions(at.positions, position_columns.shape[0])
+            return first + F.embedding(at.positions, position_columns)
+
+        return fold_in_blocks(self.tree, self.routing, reads, tokens, ctx, trace)
 
     def literal(self) -> LiteralTransformer:
         """The dense random transformer: its own matrices, an ordinary gated MLP, true skips."""

@@ -173,17 +173,19 @@ class Tree:
     def blocks(self) -> Iterator[Block]:
         """All blocks, in the order of the coordinates."""
 
-        def walk(s: int, at: int, path: tuple[str, ...]) -> Iterator[Block]:
+        waiting: list[tuple[int, int, tuple[str, ...]]] = [(0, 0, ())]
+        while waiting:
+            s, at, path = waiting.pop()
             if s == len(self.stages):
                 yield Block("output", path, at, self.outputs)
-                return
+                continue
             yield Block(self.stage_name(s), path, at, self.stages[s].probes)
-            for index, bank in enumerate(self.banks(s)):
-                for g in range(bank.branch.operator.count):
-                    child = at + bank.child_at + g * self.widths[s + 1]
-                    yield from walk(s + 1, child, (*path, self.branch_name(s, index, g)))
-
-        return walk(0, 0, ())
+            children = [
+                (s + 1, at + bank.child_at + g * self.widths[s + 1], (*path, self.branch_name(s, index, g)))
+                for index, bank in enumerate(self.banks(s))
+                for g in range(bank.branch.operator.count)
+            ]
+            waiting += reversed(children)
 
     def constant_columns(self) -> Bool[Tensor, "m"]:
         """True at coordinates that are the same number for every token: below a constant map, and bias columns."""

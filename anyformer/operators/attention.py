@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from anyformer.errors import AnyformerError, require_size
+from anyformer.errors import AnyformerError, require_choice, require_number, require_numbers, require_size
 from anyformer.operators import primitives as P
 from anyformer.operators.kernels import Kernel, Softmax
 from anyformer.operators.masks import Bidirectional, Mask
@@ -33,6 +33,9 @@ class ALiBi(PositionBias):
 
     slopes: tuple[float, ...]
 
+    def __post_init__(self) -> None:
+        require_numbers("ALiBi", "slopes", self.slopes)
+
     @property
     def heads(self) -> int:
         return len(self.slopes)
@@ -49,6 +52,8 @@ class RelativeBias(PositionBias):
     table: tuple[tuple[float, ...], ...]
 
     def __post_init__(self) -> None:
+        for row in self.table if isinstance(self.table, tuple) else (None,):
+            require_numbers("RelativeBias", "a row", row)
         widths = {len(row) for row in self.table}
         if len(widths) != 1 or widths.pop() % 2 != 1:
             raise AnyformerError("RelativeBias: every head needs a row of the same odd length 2 radius + 1")
@@ -69,6 +74,9 @@ class Rotary(Spec):
     """RoPE: the pair (i, i + r) of the first 2r columns turns by ``position * frequencies[i]`` (r = number of frequencies)."""
 
     frequencies: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        require_numbers("Rotary", "frequencies", self.frequencies)
 
     @classmethod
     def of_base(cls, head_dim: int, base: float = 10000.0) -> "Rotary":
@@ -109,6 +117,10 @@ class Attention(Operator):
     def __post_init__(self) -> None:
         require_size("Attention", "heads", self.heads)
         require_size("Attention", "head_dim", self.head_dim)
+        for name, value in (("scale", self.scale), ("qk_norm", self.qk_norm)):
+            if value is not None:
+                require_number("Attention", name, value, 0.0 if name == "qk_norm" else -math.inf)
+        require_choice("Attention", "sink", self.sink, (True, False))
         kinds = {"mask": Mask, "kernel": Kernel, "bias": PositionBias | None, "rotary": Rotary | None}
         for name, kind in kinds.items():
             value, expected = getattr(self, name), getattr(kind, "__name__", str(kind).split(".")[-1])

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from anyformer import philox
-from anyformer.errors import AnyformerError, require_size
+from anyformer.errors import AnyformerError, require_choice, require_number, require_size
 from anyformer.operators import primitives as P
 from anyformer.operators.functions import NON_NEGATIVE, POSITIVE, scalar_function
 from anyformer.spec import Spec
@@ -101,8 +101,10 @@ class RBF(Kernel):
     normalised: bool = True
 
     def __post_init__(self) -> None:
+        require_number("RBF", "gamma", self.gamma)
         if not self.gamma > 0:
             raise AnyformerError(f"RBF: gamma must be positive, got {self.gamma!r}")
+        require_choice("RBF", "normalised", self.normalised, (True, False))
 
     def __call__(self, q: Any, k: Any, bias: Any, allowed: Any, sink: bool) -> Any:
         squared = P.row_sum(q * q) + P.row_sum(k * k).swapaxes(-1, -2) - 2.0 * (q @ k.swapaxes(-1, -2))
@@ -164,6 +166,9 @@ class Performer(_Features):
 
     def __post_init__(self) -> None:
         require_size("Performer", "projections", self.projections)
+        require_size("Performer", "seed", self.seed, 0)
+        if self.projections > 2**20 or self.seed >= 2**64:
+            raise AnyformerError(f"Performer: at most 2^20 projections and a seed below 2^64, got {self}")
 
     def features(self, x: Any) -> Any:
         w = P.constant(x, philox.gaussian(self.seed, 0, (x.shape[-1], self.projections), 1.0))

@@ -4,7 +4,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any
 
-from anyformer.errors import require_size
+from anyformer.errors import AnyformerError, require_size
 from anyformer.spec import Spec
 
 
@@ -42,6 +42,8 @@ class Window(Mask):
     def __post_init__(self) -> None:
         require_size("Window", "before", self.before, 0)
         require_size("Window", "after", self.after, 0)
+        if max(self.before, self.after) >= 2**62:
+            raise AnyformerError(f"Window: sizes must be below 2^62, got {self}")
 
     def allows(self, query: Any, key: Any) -> Any:
         return (query - key <= self.before) & (key - query <= self.after)

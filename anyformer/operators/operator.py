@@ -18,6 +18,9 @@ from torch import Tensor
 from anyformer.errors import AnyformerError
 from anyformer.spec import Spec
 
+INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
+"""dtypes of token ids and positions; all are used as int64."""
+
 
 @dataclass(frozen=True)
 class Context:
@@ -50,9 +53,9 @@ class Context:
             positions = torch.arange(tokens.shape[1], device=tokens.device).expand(tokens.shape)
             if mask is not None:
                 positions = (mask.long().cumsum(1) - 1).clamp(min=0)
-        elif positions.is_floating_point() or int(positions.min()) < 0:
-            raise AnyformerError("positions must be integers >= 0")
-        return cls(positions, mask)
+        elif positions.dtype not in INTEGERS or int(positions.min()) < 0:
+            raise AnyformerError(f"positions must be integers >= 0, got {positions.dtype}")
+        return cls(positions.long(), mask)
 
 
 class TokenMap(ABC):

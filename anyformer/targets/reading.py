@@ -37,6 +37,8 @@ from anyformer.operators import (
 )
 from anyformer.targets.transformer import ACTIVATIONS, MLP, Block, Transformer, TransformerConfig, alibi_slopes
 
+MOST_LAYERS = 100_000
+
 READERS: dict[type[nn.Module], Callable[[Any], Network]] = {}
 """Module type -> reader. A reader of your own is one entry."""
 
@@ -48,6 +50,8 @@ def read(target: nn.Module | Network) -> Network:
     """
     if isinstance(target, Network):
         return target
+    if not isinstance(target, nn.Module):
+        raise AnyformerError(f"a target must be a module or a Network, got {type(target).__name__}")
     for kind in type(target).__mro__:
         if kind in READERS:
             return READERS[kind](target)
@@ -62,6 +66,8 @@ def network_class(target: "nn.Module | Network | NetworkClass | TransformerConfi
     if isinstance(target, NetworkClass):
         return target
     if isinstance(target, TransformerConfig):
+        if target.layers > MOST_LAYERS:
+            raise AnyformerError(f"a class has at most {MOST_LAYERS} layers, got {target.layers}")
         one, two = (_meta_class(replace(target, layers=n)) for n in (1, 2))
         tail = 2 * len(one.stages) - len(two.stages)  # the final norm, if any; what comes before is a layer
         layer = one.stages[: len(one.stages) - tail]
@@ -73,8 +79,8 @@ def _meta_class(config: TransformerConfig) -> NetworkClass:
     try:
         with torch.device("meta"):
             return _read_transformer(Transformer(config)).network_class
-    except (RuntimeError, OverflowError) as error:
-        raise AnyformerError(f"sizes of this configuration overflow 64-bit integers: {config} ({error})") from None
+    except (RuntimeError, OverflowError, TypeError):
+        raise AnyformerError(f"sizes of this configuration overflow 64-bit integers: {config}") from None
 
 
 def _refusals(module: Transformer) -> list[str]:
@@ -99,8 +105,9 @@ def _refusals(module: Transformer) -> list[str]:
                     reasons.append(f"{where}: its {option} is {got}, the configured one is {wanted}")
             if getattr(part, "config", module.config) != module.config:
                 reasons.append(f"{where}: its config is not the transformer's")
-        if "forward" in vars(part):
-            reasons.append(f"{where}: its forward was replaced")
+        own = set() if expected is None else set(vars(expected))
+        for replaced in sorted(k for k in vars(part) if k not in own and callable(getattr(type(part), k, None))):
+            reasons.append(f"{where}: its {replaced} was replaced")
         if part._forward_hooks or part._forward_pre_hooks:
             reasons.append(f"{where}: forward hooks may change what it computes")
         if isinstance(part, MLP) and part.activation is not ACTIVATIONS[module.config.activation]:
@@ -115,6 +122,8 @@ def _refusals(module: Transformer) -> list[str]:
             reasons.append(f"{name}: missing, a parameter of shape {tuple(expected.shape)} was configured")
         elif got is not None and got.shape != expected.shape:
             reasons.append(f"{name} has shape {tuple(got.shape)}, the configured one {tuple(expected.shape)}")
+    known = dict(plain.named_parameters())
+    reasons += [f"{name}: a parameter that the configuration does not have" for name in parameters if name not in known]
     for name, parameter in module.named_parameters():
         if not bool(torch.isfinite(parameter).all()):
             reasons.append(f"{name} holds NaN or infinite weights")

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from anyformer.errors import AnyformerError, require_choice, require_size
 from anyformer.spec import Spec
-from anyformer.storage import read_folder, write_folder
+from anyformer.storage import patiently, read_folder, write_folder
 
 ACTIVATIONS = {
     "relu": F.relu,
@@ -113,9 +113,7 @@ class Transformer(nn.Module):
         except TypeError as error:
             known = ", ".join(f.name for f in dataclasses.fields(TransformerConfig))
             raise AnyformerError(f"Transformer: {str(error).split('__init__() ')[-1]}; it takes {known}") from error
-        if token_names is not None and (len(token_names) != c.vocab or len(set(token_names)) != c.vocab):
-            raise AnyformerError(f"Transformer: {c.vocab} different token names expected, got {len(set(token_names))}")
-        self.token_names = None if token_names is None else tuple(token_names)
+        self.token_names = None if token_names is None else check_names(token_names, c.vocab)
         self.embedding = nn.Embedding(c.vocab, c.features)
         self.positions = nn.Embedding(c.max_length, c.features) if c.max_length else None
         self.blocks = nn.ModuleList(Block(c) for _ in range(c.layers))
@@ -149,7 +147,7 @@ class Transformer(nn.Module):
     def _run(self, tokens: Tensor, mask: Tensor | None, positions: Tensor | None, patterns: list[Tensor] | None) -> Tensor:
         c = self.config
         self._check(tokens, mask, positions)
-        places = positions
+        places = None if positions is None else positions.long()
         if places is None:
             places = torch.arange(tokens.shape[1], device=tokens.device).expand(tokens.shape)
             if mask is not None:
@@ -161,7 +159,7 @@ class Transformer(nn.Module):
                 allowed = places[:, :, None] >= places[:, None, :]
             if mask is not None:
                 allowed = allowed & mask[:, None, :]
-        x = self.embedding(tokens)
+        x = self.embedding(tokens.long())
         if self.positions is not None:
             if int(places.max()) >= self.positions.num_embeddings:
                 raise AnyformerError(f"position {int(places.max())} is past max_length {self.positions.num_embeddings}")
@@ -171,37 +169,53 @@ class Transformer(nn.Module):
         return self.readout(x if self.norm is None else self.norm(x))
 
     def _check(self, tokens: Tensor, mask: Tensor | None, positions: Tensor | None) -> None:
-        if tokens.ndim != 2 or tokens.numel() == 0 or tokens.is_floating_point() or tokens.dtype == torch.bool:
-            got = f"{tuple(tokens.shape)}, {tokens.dtype}"
+        integers = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
+        if not isinstance(tokens, Tensor) or tokens.ndim != 2 or tokens.numel() == 0 or tokens.dtype not in integers:
+            got = f"{tuple(tokens.shape)}, {tokens.dtype}" if isinstance(tokens, Tensor) else type(tokens).__name__
             raise AnyformerError(f"tokens must be integers of shape (batch, n), n >= 1; got {got}")
         low, high = int(tokens.min()), int(tokens.max())
         if low < 0 or high >= self.config.vocab:
             raise AnyformerError(f"token ids must lie in 0..{self.config.vocab - 1}, got {low if low < 0 else high}")
         for name, value in (("mask", mask), ("positions", positions)):
-            if value is not None and value.shape != tokens.shape:
-                raise AnyformerError(f"{name} must have the shape of tokens {tuple(tokens.shape)}, got {tuple(value.shape)}")
+            if value is not None and (not isinstance(value, Tensor) or value.shape != tokens.shape):
+                got = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
+                raise AnyformerError(f"{name} must have the shape of tokens {tuple(tokens.shape)}, got {got}")
         if mask is not None and mask.dtype != torch.bool:
             raise AnyformerError(f"mask must be Boolean (True at real tokens), got {mask.dtype}")
-        if positions is not None and (positions.is_floating_point() or int(positions.min()) < 0):
+        if positions is not None and (positions.dtype not in integers or int(positions.min()) < 0):
             raise AnyformerError("positions must be integers >= 0")
 
-    def save(self, folder: str | Path) -> None:
-        """Write ``config.json`` and ``model.safetensors`` (and token names, in the configuration), atomically."""
+    def save(self, folder: str | Path, token_names: tuple[str, ...] | None = None) -> None:
+        """Write ``config.json`` and ``model.safetensors`` (and token names, in the configuration), atomically. ``token_names`` replaces
+        those that the target was made with."""
+        if token_names is not None:
+            self.token_names = check_names(token_names, self.config.vocab)
         tensors = {k: v.detach().contiguous() for k, v in self.state_dict().items()}
         about = {"transformer": self.config.to_json(), "token_names": self.token_names and list(self.token_names)}
         card = f"# An anyformer target\n\n`anyformer.Transformer.load(folder)` reads it.\n\n```\n{self.config}\n```\n"
         write_folder(folder, "anyformer-target", about, tensors, card)
 
     @classmethod
+    @patiently
     def load(cls, folder: str | Path) -> "Transformer":
         """Read a folder written by :meth:`save`; every tensor's name, shape and dtype is checked first."""
         stored = read_folder(folder, "anyformer-target")
         config = TransformerConfig.from_json(stored.config.get("transformer"))
+        if config.layers > len(stored.shapes):
+            raise AnyformerError(f"{folder}: {config.layers} layers are configured, there are only {len(stored.shapes)} tensors")
         with torch.device("meta"):
             module = cls(config, token_names=_names(stored.config.get("token_names")))
         stored.expect({k: (tuple(v.shape), None) for k, v in module.state_dict().items()})
         module.load_state_dict(stored.tensors(), assign=True)
         return module
+
+
+def check_names(names: Any, vocab: int) -> tuple[str, ...]:
+    """Token names as a tuple; raises unless they are ``vocab`` different, non-empty texts."""
+    good = isinstance(names, (tuple, list)) and all(isinstance(n, str) and n for n in names)
+    if not good or len(names) != vocab or len(set(names)) != vocab:
+        raise AnyformerError(f"Transformer: {vocab} different token names expected (non-empty texts), got {names!r:.100}")
+    return tuple(names)
 
 
 def _names(names: Any) -> tuple[str, ...] | None:
