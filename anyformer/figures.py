@@ -45,15 +45,19 @@ def draw_overview(
 def _draw_attention(part: Any, rows: list[tuple[str, list[str], list[Tensor], list[Tensor]]]) -> None:
     columns = 2 * sum(p.shape[0] for p in rows[0][2])
     axes = part.subplots(len(rows), columns, squeeze=False)
-    part.suptitle("attention patterns: the target, and the same head on the fixed machine (query down, key across)", fontsize=11)
+    part.suptitle(
+        "attention: the target, and the same head on the fixed machine (query down, key across; shade: square root)", fontsize=11
+    )
     for row, (title, labels, target, machine) in zip(axes, rows, strict=True):
         pairs = [(layer, h) for layer in range(len(target)) for h in range(target[layer].shape[0])]
         for i, (layer, h) in enumerate(pairs):
             for j, (who, patterns) in enumerate((("target", target), ("machine", machine))):
                 axis = row[2 * i + j]
-                axis.imshow(patterns[layer][h], cmap="magma", vmin=0, vmax=1, interpolation="nearest")
-                axis.set_title(f"{who}\nlayer {layer + 1} head {h + 1}", fontsize=8)
-                axis.set_xticks(range(len(labels)), labels, fontsize=5)
+                axis.imshow(patterns[layer][h].sqrt(), cmap="magma_r", vmin=0, vmax=1, interpolation="nearest")
+                off = float((target[layer][h] - machine[layer][h]).abs().max())
+                note = "" if j == 0 else f" (off by {off:.0e})"
+                axis.set_title(f"{who}{note}\nlayer {layer + 1} head {h + 1}", fontsize=8)
+                axis.set_xticks(range(len(labels)), labels, fontsize=4)
                 axis.set_yticks(range(len(labels)), labels if i + j == 0 else [""] * len(labels), fontsize=5)
                 axis.tick_params(length=0, pad=1)
         row[0].set_ylabel(title, fontsize=11)
@@ -64,9 +68,7 @@ def _draw_program(part: Any, title: str, program: Program, tree: Tree) -> None:
     from matplotlib.colors import SymLogNorm
 
     top, heat = part.subplots(2, 1, sharex=True, height_ratios=[1, 2.6])
-    part.suptitle(
-        f"the program {title}: embedding E ({program.vocab} tokens x {program.width} coordinates) over the path tree", fontsize=11
-    )
+    part.suptitle(f"the program {title}: embedding E over the path tree ({program.width} coordinates)", fontsize=11)
     colours = plt.get_cmap("Pastel1")
     names: list[str] = []
     for block in tree.blocks():
@@ -93,8 +95,8 @@ def _draw_program(part: Any, title: str, program: Program, tree: Tree) -> None:
     labels = [program.token_names[i] for i in used] if program.token_names and used else [str(i) for i in range(len(E))]
     heat.set_yticks(range(len(labels)), labels, fontsize=6)
     heat.set_xlabel("coordinate of the backbone's stream", fontsize=8)
-    heat.set_ylabel("token", fontsize=8)
-    part.colorbar(image, ax=heat, fraction=0.02, pad=0.01)
+    heat.set_ylabel(f"token ({len(labels)} of {program.vocab} in use)", fontsize=8)
+    part.colorbar(image, ax=heat, fraction=0.02, pad=0.01, ticks=[-1, -0.01, 0, 0.01, 1])
 
 
 def head_patterns(patterns: list[Tensor], row: int) -> list[Tensor]:

@@ -237,7 +237,7 @@ def _check_copy(folder: Path, text: str) -> None:
         copy = (folder / CONFIG).read_text(encoding="utf-8") if (folder / CONFIG).exists() else None
         pending = following.read_text(encoding="utf-8") if following.exists() else None
     except OSError:  # put in place by a save just now
-        raise _Disagree(f"{folder / CONFIG} cannot be read") from None
+        raise _Disagree(f"{folder / CONFIG} is not readable text; the file is missing or damaged") from None
     except UnicodeDecodeError:
         raise AnyformerError(f"{folder / CONFIG} is not readable text; the file is damaged") from None
     if copy == text or pending == text:

@@ -200,11 +200,11 @@ def test_float32_is_judged_against_the_targets_own_rounding_and_random_backbones
     large = copy.deepcopy(target)
     with torch.no_grad():
         large.readout.weight.mul_(300)  # large outputs: rounding alone exceeds torch's defaults
-    for target, machine in ((large, af.PathTree.for_class(target)), (target, af.Random.for_class(target))):
-        program = af.compile(target, machine)
-        verdict = af.verify(program, target).raise_if_not()
+    for module, machine in ((large, af.PathTree.for_class(target)), (target, af.Random.for_class(target))):
+        program = af.compile(module, machine)
+        verdict = af.verify(program, module).raise_if_not()
         assert 0 < verdict.allowance < 1e-2 and verdict.dtype == "float32"
         wrong = replace(program, tokens=program.tokens * (1 + 1e-3))
-        assert not af.verify(wrong, target).passed
+        assert not af.verify(wrong, module).passed
     exact = af.verify(af.compile(target, af.PathTree.for_class(target), dtype=torch.float64), target).raise_if_not()
     assert exact.allowance == 0.0
