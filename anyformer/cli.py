@@ -40,7 +40,7 @@ class Compile:
     Example: anyformer compile demo/targets/dyck --backbone looped -o dyck-looped
     """
 
-    target: Positional[Path]
+    target: Annotated[Positional[Path], arg(metavar="TARGET")]
     """Folder of a target (config.json, model.safetensors)."""
     output: Output
     """Folder for the program."""
@@ -64,7 +64,7 @@ class Run:
     Example: anyformer run demo/programs/dyck --tokens "( ( ) ) ?"
     """
 
-    program: Positional[Path]
+    program: Annotated[Positional[Path], arg(metavar="PROGRAM")]
     """Folder of a program."""
     tokens: str
     """Token names (or ids, where the program has no names), separated by spaces."""
@@ -78,9 +78,9 @@ class Verify:
     Example: anyformer verify demo/programs/dyck demo/targets/dyck
     """
 
-    program: Positional[Path]
+    program: Annotated[Positional[Path], arg(metavar="PROGRAM")]
     """Folder of a program."""
-    target: Positional[Path]
+    target: Annotated[Positional[Path], arg(metavar="TARGET")]
     """Folder of its target."""
     sequences: int = 8
     """Random sequences of each length."""
@@ -98,7 +98,7 @@ class Inspect:
     Example: anyformer inspect demo/programs/dyck
     """
 
-    program: Positional[Path]
+    program: Annotated[Positional[Path], arg(metavar="PROGRAM")]
     """Folder of a program."""
     as_json: AsJson = False
 

@@ -165,16 +165,19 @@ def _operator(data: dict[str, Any]) -> str:
 
 
 def show_cost(result: dict[str, Any]) -> None:
-    """One row a machine."""
-    table = Table("machine", "width", "state", "depth", "heads", "non-zero weights", "a float32 token row")
+    """One row a machine; below, why a machine has none."""
+    table = Table("machine", "width", "recommended", "width x length", "stages", "non-zero weights", "a token row")
+    reasons = []
     for name, sizes in result["backbones"].items():
         if sizes["width"] is None:
-            table.add_row(name, "none", "", "", "", "", sizes["reason"].split(":")[0])
+            reasons.append(f"{name}: none; {sizes['reason']}")
             continue
-        extra = f" (recommended {approximate(sizes['recommended'])})" if "recommended" in sizes else ""
-        numbers = [approximate(sizes[k]) for k in ("state", "depth", "heads", "nonzero_weights")]
-        table.add_row(name, approximate(sizes["width"]) + extra, *numbers, human_bytes(sizes["bytes"]))
+        numbers = [approximate(sizes[k]) for k in ("state", "depth", "nonzero_weights")]
+        recommended = approximate(sizes.get("recommended", sizes["width"]))
+        table.add_row(name, approximate(sizes["width"]), recommended, *numbers, human_bytes(sizes["bytes"]))
     OUT.print(table)
+    for reason in reasons:
+        show(reason)
     show(
         f"lower bound for attention-only machines of this depth that match attention: width >= H^(L/2) = {approximate(result['lower_bound'])}"
     )

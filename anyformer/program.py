@@ -54,6 +54,12 @@ class Program:
         for problem in _problems(self):
             raise AnyformerError(f"this program is not well formed: {problem}")
 
+    def __repr__(self) -> str:
+        places = "" if self.positions is None else f" + {self.positions.shape[0]} positions"
+        kind = str(self.dtype).removeprefix("torch.")
+        machine = type(self.recipe).__name__.removesuffix("Recipe")
+        return f"Program({self.vocab} tokens{places} x {self.width}, {kind}; for {machine} {self.fingerprint[:8]}...)"
+
     @property
     def fingerprint(self) -> str:
         """sha256 of the recipe: the name of the machine that this program is for."""

@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+import json
 import os
 import re
 import shlex
@@ -81,3 +82,20 @@ def test_every_benchmark_names_its_claim() -> None:
             assert "claim(" in file.read_text(encoding="utf-8") and f"benchmarks/{file.name}" in PAGES[0].read_text(
                 encoding="utf-8"
             )
+
+
+def test_the_readme_holds_the_measured_figures() -> None:
+    """The demo's table and the table of claims are what the committed results say; no claim failed, none is a placeholder."""
+    readme = PAGES[0].read_text(encoding="utf-8")
+    for p in json.loads((ROOT / "results" / "demo.json").read_text())["programs"]:
+        row = (
+            f"| {p['task']} | {p['target_accuracy']:.2f} % | {p['program_accuracy']:.2f} % | {p['max_abs_error']:.1e} ({p['dtype']}) "
+            f"| {p['max_pattern_error']:.1e} | agrees to {p['literal_error']:.1e} |"
+        )
+        assert row in readme
+    output = (ROOT / "results" / "benchmarks.txt").read_text()
+    assert "FAILS" not in output and not re.search(r"\| [A-Z_]{5,} \|", readme)
+    for file in (ROOT / "benchmarks").glob("*.py"):
+        assert file.name == "measure.py" or f"benchmarks/{file.name}" in output
+    for figure in re.findall(r"^holds: (?!slope|seconds to).*: ([0-9.e+-]+) \(", output, re.M):
+        assert figure in readme or "ratio of conditions" in output, figure

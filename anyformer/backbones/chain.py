@@ -94,12 +94,15 @@ def chain_slot(network_class: NetworkClass) -> int:
 
 
 def _chain_problems(network_class: NetworkClass) -> list[str]:
-    problems = [] if network_class.stages else ["there is no layer"]
-    for s, stage in enumerate(network_class.stages):
-        if len(stage.branches) != 1 or not isinstance(stage.branches[0].operator, Attention):
-            problems.append(f"stage {s + 1} is not one bank of bare attention heads (no residual, norm or MLP)")
-        elif stage.count != 1:
-            problems.append(f"stage {s + 1} has {stage.count} heads")
-        elif stage != network_class.stages[0]:
-            problems.append(f"stage {s + 1} differs from stage 1; the weights are tied")
+    stages = network_class.stages
+    if not stages:
+        return ["there is no layer"]
+    bare = [len(stage.branches) == 1 and isinstance(stage.branches[0].operator, Attention) for stage in stages]
+    problems = []
+    if not all(bare):
+        problems.append("a stage is not one bank of bare attention heads (there is a residual, a norm or an MLP)")
+    if any(stage.attention is not None and stage.attention.heads != 1 for stage in stages):
+        problems.append(f"there are {network_class.heads} heads")
+    if any(stage != stages[0] for stage in stages):
+        problems.append("layers differ, and the weights are tied")
     return problems

@@ -52,7 +52,10 @@ class Machine(nn.Module, ABC):
 
     def __init__(self, recipe: Any):
         super().__init__()
-        self.recipe = recipe
+        if not isinstance(recipe, self.recipe_type):
+            name = type(self).__name__
+            raise AnyformerError(f"{name} is made from a recipe, got {type(recipe).__name__}; use {name}.for_class(target)")
+        self.recipe: Any = recipe
 
     recipe_for: ClassVar[Callable[..., Recipe]]
     """``recipe_for(network_class, **options)``, a class method: the recipe of the machine for a class. Keyword arguments are the
@@ -202,7 +205,12 @@ def _differences(a: Any, b: Any, where: str = "") -> list[str]:
 
 
 def _short(value: Any) -> str:
-    if isinstance(value, dict) and "type" in value:
-        inner = ", ".join(f"{k}={_short(v)}" for k, v in value.items() if k != "type" and not isinstance(v, (dict, list)))
-        return f"{value['type']}({inner})"
-    return f"{len(value)} items" if isinstance(value, list) else repr(value)
+    """A specification's JSON in a few words: nested ones by their type."""
+    if isinstance(value, list):
+        return "[" + ", ".join(_short(v.get("operator", v)) if isinstance(v, dict) else repr(v) for v in value) + "]"
+    if not (isinstance(value, dict) and "type" in value):
+        return repr(value)
+    fields = {
+        k: v["type"] if isinstance(v, dict) else repr(v) for k, v in value.items() if k != "type" and not isinstance(v, list)
+    }
+    return f"{value['type']}({', '.join(f'{k}={v}' for k, v in fields.items())})"
