@@ -1,8 +1,7 @@
 """What universality costs: the width of every registered machine for a class, beside the lower bound.
 
 Any universal attention-only model of the target's depth that matches attention needs ``m >= H^(L/2)``, even with d_in = 1 (arXiv
-2605.31423, Theorem 4.1). All
-sizes are integers of any magnitude: a width of 1e48 is an answer.
+2605.31423, Theorem 4.1). All sizes are integers of any magnitude: a width of 1e48 is an answer.
 """
 
 from dataclasses import asdict

@@ -61,8 +61,7 @@ class RandomRecipe(Recipe):
 
 
 def required_reads(network_class: NetworkClass) -> int:
-    """N: the number of columns of R_all. Equal to the path tree's width where there is no MLP; a unit's gate counts once for
-    each of its hidden units."""
+    """N, the columns of R_all: the path tree's width, but a unit's gate counts once for each of its hidden units."""
     tree = Tree.of(network_class)
     count = network_class.outputs
     for s in reversed(range(len(tree.stages))):
@@ -187,9 +186,8 @@ def _lanczos(apply: Any, n: int, steps: int) -> float:
 
 
 class Random(Machine):
-    """A random backbone. Its attention, gates and norms see exactly the target's reads, so the run is the folded tree on the
-    reads
-    ``E R_all``; :meth:`literal` is the dense random transformer."""
+    """A random backbone. Its operators see exactly the target's reads, so it runs as the folded tree on ``E R_all``; :meth:`literal` is
+    the dense random transformer."""
 
     name = "random"
     recipe_type = RandomRecipe
