@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import anyformer as af
+from anyformer.verifying import OWN_FORWARD
 
 
 def make(**sizes) -> af.Transformer:
@@ -208,3 +209,18 @@ def test_float32_is_judged_against_the_targets_own_rounding_and_random_backbones
         assert not af.verify(wrong, module).passed
     exact = af.verify(af.compile(target, af.PathTree.for_class(target), dtype=torch.float64), target).raise_if_not()
     assert exact.allowance == 0.0
+
+
+def test_an_infinite_output_of_the_target_is_no_tolerance(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One infinite logit makes the magnitude infinite; no error may hide behind it."""
+    target = make()
+    program = af.compile(target, af.PathTree.for_class(target))
+    own = OWN_FORWARD[af.Transformer]
+
+    def overflowing(*arguments):
+        logits, patterns = own(*arguments)
+        logits[arguments[1] == 0] = float("inf")
+        return logits, patterns
+
+    monkeypatch.setitem(OWN_FORWARD, af.Transformer, overflowing)
+    assert not af.verify(program, target).passed
