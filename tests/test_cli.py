@@ -5,6 +5,7 @@ import re
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -220,3 +221,32 @@ def test_deep_programs_are_inspected_and_huge_sizes_are_one_line(capsys, tmp_pat
         arguments = ["cost", "--heads", heads, "--layers", layers, "--head-dim", width, "--features", "3", "--json"]
         code, out, err = call(capsys, *arguments)
         assert code == 2 and out == "" and err.count("\n") == 1, err
+
+
+def test_compile_exits_with_1_where_the_program_does_not_verify(capsys, targets: Path, tmp_path: Path, monkeypatch) -> None:
+    real = af.compile
+
+    def wrong(*arguments, **options):
+        program = real(*arguments, **options)
+        return replace(program, tokens=program.tokens * 1.01)
+
+    monkeypatch.setattr("anyformer.compiling.compile", wrong)
+    made = json_of(capsys, "compile", targets / "named", "-o", tmp_path / "p", code=1)
+    assert made["report"]["passed"] is False and af.load(tmp_path / "p").report["passed"] is False
+
+
+def test_the_demo_sees_a_machine_that_moves(capsys, tmp_path: Path, monkeypatch) -> None:
+    """Programs must leave the machine alone: one that writes into its table is found out."""
+    names = {name: task.token_names for name, task in demo_targets.demo_tasks().items()}
+    fresh = {name: af.Transformer(demo_targets.DEMO_CLASS, token_names=n) for name, n in names.items()}
+    real = af.compile
+
+    def meddling(target, machine):
+        machine.routing[0, 0] += 1  # the number of the stage, which the run does not need
+        return real(target, machine)
+
+    monkeypatch.setattr(demo, "train_demo_targets", lambda report: fresh)
+    monkeypatch.setattr(demo, "compile", meddling)
+    monkeypatch.setattr(demo, "EVALUATION_SIZE", 64)
+    result = json_of(capsys, "demo", "-o", tmp_path / "demo", code=1)
+    assert result["backbone_unchanged"] is False and result["passed"] is False

@@ -77,6 +77,7 @@ def drawn_until_conditioned(target: af.Transformer, oversample: float, limit: fl
         {"norm": "rms", "gated": True},
         {"norm": "layer", "norm_position": "post", "gated": True, "features": 3},
         {"norm": "layer", "features": 4, "head_dim": 1},
+        {"norm": "rms", "gated": True, "bias": True, "layers": 1},
     ],
 )
 @pytest.mark.parametrize("oversample, tolerance, limit", [(1.0, 1e-9, 5e6), (1.1, 1e-10, 5e5)])
