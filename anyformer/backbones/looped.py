@@ -4,21 +4,16 @@ After each layer every child is shifted to the root, so that all layers read the
 tree's; the literal form has one layer, applied L times.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
-
-import torch
-from torch import Tensor
 
 from anyformer.backbones.layouts import looped_literal
 from anyformer.backbones.literal import LiteralTransformer
 from anyformer.backbones.machine import Cost
-from anyformer.backbones.tree import Block, Coordinate, Tree
-from anyformer.backbones.tree_machine import TreeMachine, columns_program, tree_cost
+from anyformer.backbones.tree import Tree
+from anyformer.backbones.tree_machine import InTreeOrder, tree_cost
 from anyformer.errors import AnyformerError, OutsideClass
-from anyformer.network import Network, NetworkClass, StageClass
-from anyformer.program import Program
+from anyformer.network import NetworkClass, StageClass
 from anyformer.recipe import Recipe
 
 
@@ -35,7 +30,7 @@ class LoopedRecipe(Recipe):
             raise AnyformerError(f"LoopedRecipe: the class does not repeat {self.period} stages {self.layers} times")
 
 
-class Looped(TreeMachine):
+class Looped(InTreeOrder):
     """One weight set for all layers."""
 
     name = "looped"
@@ -49,24 +44,8 @@ class Looped(TreeMachine):
         return LoopedRecipe(network_class.for_tree(), period, layers)
 
     @classmethod
-    def width_of(cls, recipe: Any) -> int:
-        return Tree.of(recipe.network_class).width
-
-    @classmethod
     def cost_of(cls, recipe: Any, length: int) -> Cost:
         return tree_cost(Tree.of(recipe.network_class), cls.width_of(recipe), length, loop=(recipe.period, recipe.layers))
-
-    def to_tree(self, columns: Tensor) -> Tensor:
-        return columns
-
-    def coordinate(self, i: int) -> Coordinate:
-        return self.tree.coordinate(i)
-
-    def blocks(self) -> Iterator[Block]:
-        return self.tree.blocks()
-
-    def write(self, network: Network, dtype: torch.dtype) -> Program:
-        return columns_program(self, network, dtype)
 
     def literal(self) -> LiteralTransformer:
         """The dense form: one layer's 0/1 matrices, used again and again."""

@@ -7,6 +7,7 @@ stage 2 with the stream X1. The leaf holds ``X_S U0``, the output. (arXiv 2605.3
 """
 
 from abc import abstractmethod
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ from torch import Tensor
 
 from anyformer.backbones.folding import Trace, fold_in_blocks, routing_table
 from anyformer.backbones.machine import Cost, Machine
-from anyformer.backbones.tree import Tree
+from anyformer.backbones.tree import Block, Coordinate, Tree
 from anyformer.errors import OutsideClass
 from anyformer.memory import require_memory
 from anyformer.network import Network, StageClass
@@ -47,6 +48,26 @@ class TreeMachine(Machine):
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({describe_class(self)}; width {self.width}: {describe_tree(self.tree)})"
+
+
+class InTreeOrder(TreeMachine):
+    """Base of the machines whose coordinates are the tree's, in its order: the program's columns are the tree's."""
+
+    @classmethod
+    def width_of(cls, recipe: Any) -> int:
+        return Tree.of(recipe.network_class).width
+
+    def to_tree(self, columns: Tensor) -> Tensor:
+        return columns
+
+    def coordinate(self, i: int) -> Coordinate:
+        return self.tree.coordinate(i)
+
+    def blocks(self) -> Iterator[Block]:
+        return self.tree.blocks()
+
+    def write(self, network: Network, dtype: torch.dtype) -> Program:
+        return columns_program(self, network, dtype)
 
 
 def describe_class(machine: Machine) -> str:
