@@ -20,6 +20,7 @@ from anyformer.errors import AnyformerError as AnyformerError
 from anyformer.errors import OutsideClass as OutsideClass
 from anyformer.maps import ConstantMap as ConstantMap
 from anyformer.maps import DenseMap as DenseMap
+from anyformer.maps import DiagonalMap as DiagonalMap
 from anyformer.maps import IdentityMap as IdentityMap
 from anyformer.maps import LowRankMap as LowRankMap
 from anyformer.network import Branch as Branch

@@ -140,7 +140,7 @@ class Machine(nn.Module, ABC):
 
     def admit(self, network_class: NetworkClass) -> None:
         """Raise :class:`OutsideClass` with every difference unless targets of this class can be programmed here."""
-        mine, theirs = self.network_class, network_class
+        mine, theirs = self.network_class, network_class.for_tree()
         reasons = []
         if len(mine.stages) != len(theirs.stages):
             reasons.append(f"{len(theirs.stages)} stages, the machine has {len(mine.stages)}")
