@@ -194,7 +194,7 @@ def test_networks_without_stages():
     close(network().run(tokens), network().embedding[tokens])
     constant = network(embedding=torch.cat((draw(6, 5, 2), torch.ones(5, 1).double()), 1), constant=True)
     close(constant.run(tokens), constant.embedding[tokens][..., :-1])
-    assert constant.network_class == NetworkClass((), outputs=2, features=2, vocab=5)
+    assert constant.network_class == NetworkClass((), outputs=2, features=2, vocab=5, constant=True)
 
 
 def test_a_class_is_a_value():
