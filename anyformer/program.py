@@ -16,16 +16,39 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from anyformer.errors import AnyformerError
+from anyformer.errors import AnyformerError, require_size
 from anyformer.memory import approximate, human_bytes, require_memory
 from anyformer.network import NetworkClass, check_positions, check_tokens
 from anyformer.operators import Context
 from anyformer.recipe import Recipe
+from anyformer.spec import Spec
 from anyformer.storage import patiently, read_folder, write_folder
 
 KIND = "anyformer-program"
 DENSE_LIMIT = 2**31
 """``Program.embedding`` refuses to build a dense view above this many bytes."""
+
+
+@dataclass(frozen=True)
+class Placement(Spec):
+    """Where a smaller target stands inside a larger machine: its stages are the machine's ``stages``, the branches of its banks the
+    machine's ``branches`` (stage by stage and bank by bank; a number: so many of the first ones), its outputs the first ``outputs``."""
+
+    stages: tuple[int, ...]
+    branches: tuple[tuple[tuple[int, ...] | int, ...], ...]
+    outputs: int
+
+    def __post_init__(self) -> None:
+        require_size("Placement", "outputs", self.outputs)
+        if len(self.stages) != len(self.branches):
+            raise AnyformerError(f"Placement: {len(self.stages)} stages, branches of {len(self.branches)}")
+        for i in self.stages:
+            require_size("Placement", "a stage", i, 0)
+        for bank in (bank for stage in self.branches for bank in stage):
+            for i in bank if isinstance(bank, tuple) else (bank,):
+                require_size("Placement", "a branch", i, 0)
+        if any(later <= earlier for earlier, later in zip(self.stages, self.stages[1:], strict=False)):
+            raise AnyformerError(f"Placement: stages must increase, got {self.stages}")
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,7 +57,7 @@ class Program:
 
     tokens (vocab, a) at coordinates ``token_at`` (a,); positions (n_max, b) at ``position_at`` (b,), or None; constants (c,) at
     ``constant_at`` (c,); coordinates in none of them are 0. ``readout`` (width, out) is None where the read-out is the
-    machine's own. ``recipe`` says which machine, ``fingerprint`` is its name.
+    machine's own. ``recipe`` says which machine, ``fingerprint`` is its name. ``placement`` is None where the program fills its machine.
     """
 
     recipe: Recipe
@@ -47,6 +70,7 @@ class Program:
     constant_at: Int[Tensor, "c"] | None = None
     readout: Float[Tensor, "m out"] | None = None
     token_names: tuple[str, ...] | None = None
+    placement: Placement | None = None
     provenance: dict[str, Any] = field(default_factory=dict)
     report: dict[str, Any] | None = None
 
@@ -161,6 +185,7 @@ class Program:
             "fingerprint": self.fingerprint,
             "width": self.width,
             "token_names": None if self.token_names is None else list(self.token_names),
+            "placement": None if self.placement is None else self.placement.to_json(),
             "provenance": self.provenance,
             "report": self.report,
         }
@@ -218,10 +243,11 @@ def load(folder: str | Path) -> Program:
         if not isinstance(config.get(name), dict | None):
             raise AnyformerError(f"{folder}: its {name} is not a JSON object")
     require_memory(sum(8 * torch.Size(s).numel() for s in stored.shapes.values()), f"the program in {folder}")
+    placement = None if config.get("placement") is None else Placement.from_json(config["placement"])
     tensors = stored.tensors()
     about: dict[str, Any] = tensors | {"provenance": config.get("provenance") or {}, "report": config.get("report")}
     try:
-        return Program(recipe=recipe, width=width, token_names=None if names is None else tuple(names), **about)
+        return Program(recipe=recipe, width=width, token_names=None if names is None else tuple(names), placement=placement, **about)
     except AnyformerError as error:
         raise AnyformerError(f"{folder}: {error}") from None
 

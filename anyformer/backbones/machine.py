@@ -146,7 +146,7 @@ class Machine(nn.Module, ABC):
             reasons.append(f"{len(theirs.stages)} stages, the machine has {len(mine.stages)}")
         for s, (a, b) in enumerate(zip(mine.stages, theirs.stages, strict=False)):
             if a != b:
-                reasons += [f"stage {s + 1}: {d}" for d in _differences(a.to_json(), b.to_json())]
+                reasons += [f"stage {s + 1}: {d}" for d in differences(a.to_json(), b.to_json())]
         if mine.outputs != theirs.outputs:
             reasons.append(f"{theirs.outputs} outputs, the machine has {mine.outputs}")
         if reasons:
@@ -195,12 +195,12 @@ class Machine(nn.Module, ABC):
             )
 
 
-def _differences(a: Any, b: Any, where: str = "") -> list[str]:
+def differences(a: Any, b: Any, where: str = "") -> list[str]:
     """The smallest parts in which two JSON values differ: machine's value first."""
     if isinstance(a, dict) and isinstance(b, dict) and a.get("type") == b.get("type"):
-        return [d for key in a for d in _differences(a[key], b[key], f"{where}.{key}" if where else key)]
+        return [d for key in a for d in differences(a[key], b[key], f"{where}.{key}" if where else key)]
     if isinstance(a, list) and isinstance(b, list) and len(a) == len(b):
-        return [d for i, (x, y) in enumerate(zip(a, b, strict=True)) for d in _differences(x, y, f"{where}[{i}]")]
+        return [d for i, (x, y) in enumerate(zip(a, b, strict=True)) for d in differences(x, y, f"{where}[{i}]")]
     return [] if a == b else [f"{where} is {_short(b)}, the machine has {_short(a)}"]
 
 
