@@ -19,6 +19,7 @@ from anyformer.costs import cost as cost
 from anyformer.costs import lower_bound as lower_bound
 from anyformer.errors import AnyformerError as AnyformerError
 from anyformer.errors import OutsideClass as OutsideClass
+from anyformer.generating import generate as generate
 from anyformer.maps import ConstantMap as ConstantMap
 from anyformer.maps import DenseMap as DenseMap
 from anyformer.maps import DiagonalMap as DiagonalMap
@@ -28,6 +29,8 @@ from anyformer.network import Branch as Branch
 from anyformer.network import Network as Network
 from anyformer.network import NetworkClass as NetworkClass
 from anyformer.network import Stage as Stage
+from anyformer.operators import Cache as Cache
+from anyformer.program import Placement as Placement
 from anyformer.program import Program as Program
 from anyformer.program import load as load
 from anyformer.running import run as run

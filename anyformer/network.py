@@ -7,7 +7,7 @@ reference of everything else. ``NetworkClass`` is the same list without tensors:
 fixed backbone may know of its targets.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -208,6 +208,23 @@ class Stage:
         return own if self.shared is None else [self.shared, *own]
 
 
+class LazyStages(Sequence[Stage]):
+    """Stages that are made each time they are looked at: a large target is then never held twice. ``makers`` give one or more stages each,
+    as many whenever they are called."""
+
+    def __init__(self, makers: Sequence[Callable[[], tuple[Stage, ...]]]):
+        self._makers = [(maker, i) for maker in makers for i in range(len(maker()))]
+
+    def __getitem__(self, s: Any) -> Any:
+        if isinstance(s, slice):
+            return tuple(self[i] for i in range(*s.indices(len(self))))
+        maker, i = self._makers[s]
+        return maker()[i]
+
+    def __len__(self) -> int:
+        return len(self._makers)
+
+
 @dataclass(frozen=True, eq=False)
 class Network:
     """A list of stages between an embedding (vocab, D), optionally positions (n_max, D), and a read-out (D, outputs) or None.
@@ -217,7 +234,7 @@ class Network:
     """
 
     embedding: Float[Tensor, "vocab D"]
-    stages: tuple[Stage, ...]
+    stages: Sequence[Stage]
     readout: Float[Tensor, "D_out outputs"] | None = None
     positions: Float[Tensor, "n_max D"] | None = None
     constant: bool = False
@@ -229,7 +246,7 @@ class Network:
         if problems:
             raise OutsideClass("this network is not well formed", problems)
 
-    @property
+    @cached_property
     def network_class(self) -> NetworkClass:
         """The class of the network: everything but its tensors."""
         return NetworkClass(
@@ -294,12 +311,12 @@ class Network:
             x = total
         return x @ self.final_readout()
 
-    def tensors(self) -> Sequence[Tensor]:
-        """All tensors of the network."""
-        own = [self.embedding, self.positions, self.readout]
+    def tensors(self) -> Iterator[Tensor]:
+        """All tensors of the network, one after the other."""
+        yield from (t for t in (self.embedding, self.positions, self.readout) if t is not None)
         for stage in self.stages:
-            own += [stage.shared, *(b.probes for b in stage.branches), *(t for b in stage.branches for t in b.map.tensors())]
-        return [t for t in own if t is not None]
+            own = [stage.shared, *(b.probes for b in stage.branches), *(t for b in stage.branches for t in b.map.tensors())]
+            yield from (t for t in own if t is not None)
 
 
 def apply_operator(op: Operator, shared: Tensor | None, x: Tensor, probes: Tensor | None, ctx: Context) -> TokenMap:

@@ -56,7 +56,7 @@ class Program:
     """The embedding of a machine, in its columns.
 
     tokens (vocab, a) at coordinates ``token_at`` (a,); positions (n_max, b) at ``position_at`` (b,), or None; constants (c,) at
-    ``constant_at`` (c,); coordinates in none of them are 0. ``readout`` (width, out) is None where the read-out is the
+    ``constant_at`` (c,), None: at the first c; coordinates in none of them are 0. ``readout`` (width, out) is None where the read-out is the
     machine's own. ``recipe`` says which machine, ``fingerprint`` is its name. ``placement`` is None where the program fills its machine.
     """
 
@@ -135,7 +135,8 @@ class Program:
         out = out.index_copy(-1, at, rows)
         if constants is None:
             return out
-        assert self.constant_at is not None
+        if self.constant_at is None:
+            return torch.cat((constants.expand(*rows.shape[:-1], -1), out[..., len(constants) :]), -1)
         return out.index_copy(-1, self.constant_at, constants.expand(*rows.shape[:-1], -1))
 
     def state(self, tokens: Int[Tensor, "batch n"], ctx: Context) -> Float[Tensor, "batch n m"]:
@@ -231,7 +232,8 @@ def load(folder: str | Path) -> Program:
         if name == "tokens" or name in stored.shapes or at in stored.shapes:
             count = (stored.shapes.get(name) or (0,))[-1]
             expected[name] = ((count,) if name == "constants" else (None, count), None)
-            expected[at] = ((count,), torch.int64)
+            if name != "constants" or at in stored.shapes:
+                expected[at] = ((count,), torch.int64)
     if "readout" in stored.shapes:
         expected["readout"] = ((width, None), None)
     stored.expect(expected)
@@ -247,7 +249,9 @@ def load(folder: str | Path) -> Program:
     tensors = stored.tensors()
     about: dict[str, Any] = tensors | {"provenance": config.get("provenance") or {}, "report": config.get("report")}
     try:
-        return Program(recipe=recipe, width=width, token_names=None if names is None else tuple(names), placement=placement, **about)
+        return Program(
+            recipe=recipe, width=width, token_names=None if names is None else tuple(names), placement=placement, **about
+        )
     except AnyformerError as error:
         raise AnyformerError(f"{folder}: {error}") from None
 
@@ -258,19 +262,29 @@ def _problems(p: Program) -> Iterator[str]:
         yield f"width {p.width}, its machine has {p.recipe.machine_width()}"
     for name in ("tokens", "positions", "constants"):
         columns, at = getattr(p, name), getattr(p, f"{name.rstrip('s')}_at")
-        if (columns is None) != (at is None):
-            yield f"{name} and {name.rstrip('s')}_at go together"
-        elif columns is not None:
-            if columns.ndim != (1 if name == "constants" else 2) or at.shape != columns.shape[-1:]:
-                yield f"{name} have shape {tuple(columns.shape)} for {tuple(at.shape)} coordinates"
-            elif at.numel() and not (int(at.min()) >= 0 and int(at.max()) < p.width):
-                yield f"{name.rstrip('s')}_at points outside of the {p.width} coordinates"
-            elif columns.dtype != p.tokens.dtype or not columns.is_floating_point():
-                yield f"{name} are {columns.dtype}; all columns need one floating dtype"
+        yield from _column_problems(p, name, columns, at)
     written = [at for at in (p.token_at, p.constant_at) if at is not None]
     for what, at in (("coordinate", torch.cat(written)), ("position coordinate", p.position_at)):
         if at is not None and at.unique().numel() != at.numel():
             yield f"one {what} is written twice"
+    if p.constants is not None and p.constant_at is None and bool((p.token_at < len(p.constants)).any()):
+        yield "one coordinate is written twice"
     names = p.token_names
     if names is not None and not (len(names) == p.vocab and all(isinstance(n, str) for n in names)):
         yield f"{p.vocab} token names expected, got {names!r:.80}"
+
+
+def _column_problems(p: Program, name: str, columns: Tensor | None, at: Tensor | None) -> Iterator[str]:
+    """What does not fit together in columns ``name`` and their coordinates."""
+    if columns is None or (at is None and name != "constants"):
+        if (columns is None) != (at is None):
+            yield f"{name} and {name.rstrip('s')}_at go together"
+        return
+    if columns.ndim != (1 if name == "constants" else 2) or columns.shape[-1:] != (columns if at is None else at).shape[-1:]:
+        yield f"{name} have shape {tuple(columns.shape)}" + ("" if at is None else f" for {tuple(at.shape)} coordinates")
+    elif (at is None and len(columns) > p.width) or (
+        at is not None and at.numel() and not 0 <= int(at.min()) <= int(at.max()) < p.width
+    ):
+        yield f"{name.rstrip('s')}_at points outside of the {p.width} coordinates"
+    elif columns.dtype != p.tokens.dtype or not columns.is_floating_point():
+        yield f"{name} are {columns.dtype}; all columns need one floating dtype"

@@ -18,7 +18,7 @@ from anyformer.backbones.tree import Block
 from anyformer.errors import AnyformerError, OutsideClass
 from anyformer.memory import approximate
 from anyformer.network import Network, NetworkClass, check_tokens
-from anyformer.operators import Context
+from anyformer.operators import Cache, Context
 from anyformer.program import Program
 from anyformer.recipe import Recipe
 from anyformer.targets.reading import network_class
@@ -159,11 +159,22 @@ class Machine(nn.Module, ABC):
         *,
         mask: Bool[Tensor, "batch n"] | None = None,
         positions: Int[Tensor, "batch n"] | None = None,
+        cache: Cache | None = None,
     ) -> Float[Tensor, "batch n out"]:
-        """Logits. ``mask`` is True at real tokens; ``positions`` default to the count of real tokens before each one."""
+        """Logits. ``mask`` is True at real tokens; ``positions`` default to the count of real tokens before each one. With a ``cache`` (new
+        ones are empty) ``tokens`` go on after those that it has seen, and only they are computed."""
         self.check(program)
         check_tokens(tokens, program.vocab)
-        return self.run(tokens, program, Context.of(tokens, mask, positions), None)
+        if cache is not None and not self.cacheable:
+            raise AnyformerError(
+                "this class lets a token see later ones, or mixes tokens at fixed places: run it without a cache"
+            )
+        return self.run(tokens, program, Context.of(tokens, mask, positions, cache), None)
+
+    @property
+    def cacheable(self) -> bool:
+        """Whether runs may go on from a cache: what a token computed does not depend on later ones."""
+        return all(b.operator.cacheable for stage in self.network_class.stages for b in stage.branches)
 
     def trace(
         self,

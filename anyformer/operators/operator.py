@@ -62,8 +62,6 @@ class Cache:
     def begin(self, positions: Int[Tensor, "batch n"], mask: Bool[Tensor, "batch n"] | None) -> None:
         """Start a run on new tokens at these positions."""
         seen = torch.ones_like(positions, dtype=torch.bool) if mask is None else mask
-        if self.positions is not None and self.positions.shape[0] != positions.shape[0]:
-            raise AnyformerError(f"the cache holds {self.positions.shape[0]} sequences, got {positions.shape[0]}; begin a new one")
         self._used = 0
         self.positions = positions if self.positions is None else torch.cat((self.positions, positions), dim=1)
         self.mask = seen if self.mask is None else torch.cat((self.mask, seen), dim=1)
@@ -114,16 +112,19 @@ class Context:
                 raise AnyformerError(f"{name} must have the shape of tokens {tuple(tokens.shape)}, got {tuple(value.shape)}")
         if mask is not None and mask.dtype != torch.bool:
             raise AnyformerError(f"mask must be Boolean (True at real tokens), got {mask.dtype}")
+        if cache is not None and cache.positions is not None and cache.positions.shape[0] != tokens.shape[0]:
+            raise AnyformerError(f"the cache holds {cache.positions.shape[0]} sequences, got {tokens.shape[0]}; begin a new one")
         if positions is None:
-            seen = torch.ones_like(tokens, dtype=torch.bool) if mask is None else mask
+            seen = torch.ones_like(tokens) if mask is None else mask.long()
             before = 0 if cache is None or cache.mask is None else cache.mask.sum(1, keepdim=True)
-            positions = (before + seen.long().cumsum(1) - 1).clamp(min=0)
+            places = (before + seen.cumsum(1) - 1).clamp(min=0)
         elif positions.dtype not in INTEGERS or int(positions.min()) < 0:
             raise AnyformerError(f"positions must be integers >= 0, got {positions.dtype}")
-        positions = positions.long()
+        else:
+            places = positions.long()
         if cache is not None:
-            cache.begin(positions, mask)
-        return cls(positions, mask, cache)
+            cache.begin(places, mask)
+        return cls(places, mask, cache)
 
 
 class TokenMap(ABC):

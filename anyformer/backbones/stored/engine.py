@@ -115,9 +115,7 @@ class Engine(nn.Module):
         """The stream behind an identity map, with the bias that moved into it."""
         return x + x[..., -1:] * stored["shift"][bank.shift_at] if "shift" in stored else x
 
-    def values(
-        self, s: int, b: int, bank: BankLayout, stage: StageLayout, stored: Stored, x: Tensor, read: Tensor
-    ) -> Tensor:
+    def values(self, s: int, b: int, bank: BankLayout, stage: StageLayout, stored: Stored, x: Tensor, read: Tensor) -> Tensor:
         """What the operator mixes (batch, n, count, c)."""
         if bank.branch.map == "constant":
             return x[..., None, -1:].expand(*x.shape[:-1], bank.count, 1)

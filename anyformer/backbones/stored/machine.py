@@ -91,7 +91,6 @@ class StoredProgram(Machine):
             positions=positions,
             position_at=None if positions is None else at,
             constants=write_constants(layout, network, placement, dtype),
-            constant_at=torch.arange(layout.constants),
             token_names=network.token_names,
             placement=None if is_whole(placement, self.network_class, target) else placement,
         )
@@ -111,7 +110,7 @@ class StoredProgram(Machine):
         super().check(program)
         layout = self.layout
         at = layout.block("stream").coordinates
-        good = program.constants is not None and torch.equal(program.constant_at.cpu(), torch.arange(layout.constants))  # type: ignore[union-attr]
+        good = program.constants is not None and len(program.constants) == layout.constants and program.constant_at is None
         for columns in (program.token_at, program.position_at):
             good = good and (columns is None or torch.equal(columns.cpu(), at))
         if not good:

@@ -13,7 +13,7 @@ import torch
 
 from anyformer.backbones.machine import differences
 from anyformer.errors import AnyformerError, OutsideClass
-from anyformer.network import BranchClass, NetworkClass, StageClass
+from anyformer.network import BranchClass, NetworkClass, StageClass, inner_operator
 from anyformer.operators import ALiBi, Attention, Context, Gate, Normed, Operator, RelativeBias
 from anyformer.program import Placement
 
@@ -33,7 +33,7 @@ def place(machine: NetworkClass, target: NetworkClass) -> Placement:
         reasons.append(f"{len(target.stages)} stages, the machine has {len(machine.stages)}")
     found = None if reasons else _align(machine.stages, target.stages)
     if found is None:
-        reasons += _misfits(machine.stages, target.stages)
+        reasons += _misfits(machine.stages, target.stages) if machine.features == target.features else []
         raise OutsideClass("the target does not fit into this stored-program machine", reasons)
     branches = tuple(_fit(machine.stages[s], stage)[0] for s, stage in zip(found, target.stages, strict=True))
     return Placement(found, branches, target.outputs)
@@ -72,15 +72,24 @@ def _align(machine: tuple[StageClass, ...], target: tuple[StageClass, ...]) -> t
 
 def _misfits(machine: tuple[StageClass, ...], target: tuple[StageClass, ...]) -> list[str]:
     """For every target stage that no machine stage can hold: what differs from the most similar one; else which cannot be left out."""
-    reasons = []
+    found: dict[str, list[int]] = {}
     for i, stage in enumerate(target):
-        problems = [_fit(s, stage)[1] for s in (machine[i : i + 1] if len(machine) == len(target) else machine)]
-        if problems and all(problems):
-            reasons += [f"stage {i + 1}: {p}" for p in min(problems, key=len)]
+        candidates = machine[i : i + 1] if len(machine) == len(target) else machine
+        problems = {s: _fit(s, stage)[1] for s in candidates}
+        if problems and all(problems.values()):
+            closest = min(problems, key=lambda s: (_kinds(s) != _kinds(stage), len(problems[s])))
+            for problem in problems[closest]:
+                found.setdefault(problem, []).append(i + 1)
+    reasons = [f"stage {', '.join(map(str, at))}: {problem}" for problem, at in found.items()]
     if not reasons and len(machine) > len(target):
         for s, stage in enumerate(machine):
             reasons += [f"the machine's stage {s + 1} cannot be left out: {p}" for p in _skip_problems(stage)]
     return reasons or (["its stages do not follow each other as the machine's do"] if len(machine) >= len(target) else [])
+
+
+def _kinds(stage: StageClass) -> list[tuple[str, str]]:
+    """What sorts of branches a stage has."""
+    return [(type(inner_operator(b.operator)).__name__, b.map) for b in stage.branches]
 
 
 @lru_cache(maxsize=4096)
@@ -112,7 +121,10 @@ def _fit_bank(machine: BranchClass, target: BranchClass) -> tuple[tuple[int, ...
         return 0, differences(smaller.to_json(), target.to_json())
     if count < machine.operator.count and (problem := _zero_problem(machine.operator)):
         return 0, [f"{count} of {machine.operator.count} {noun}s: {problem}"]
-    groups, size = machine.kv_heads or machine.operator.count, machine.operator.count // (machine.kv_heads or machine.operator.count)
+    groups, size = (
+        machine.kv_heads or machine.operator.count,
+        machine.operator.count // (machine.kv_heads or machine.operator.count),
+    )
     theirs = count // (target.kv_heads or count)
     if size == theirs or size == 1:
         return count, []
@@ -146,7 +158,7 @@ def resized(operator: Operator, count: int) -> Operator:
 
 
 def _has_own_biases(operator: Operator) -> bool:
-    inner = operator.inner if isinstance(operator, Normed) else operator
+    inner = inner_operator(operator)
     return isinstance(inner, Attention) and inner.bias is not None and inner.bias.heads > 1
 
 
