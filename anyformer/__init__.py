@@ -14,6 +14,7 @@ from anyformer.backbones import Machine as Machine
 from anyformer.backbones import PathTree as PathTree
 from anyformer.backbones import Random as Random
 from anyformer.backbones import StoredProgram as StoredProgram
+from anyformer.bank import ProgramBank as ProgramBank
 from anyformer.compiling import compile as compile
 from anyformer.costs import cost as cost
 from anyformer.costs import lower_bound as lower_bound

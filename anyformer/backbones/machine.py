@@ -4,7 +4,7 @@ A machine knows its targets' class and nothing else: two machines made from diff
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from inspect import signature
 from typing import Any, ClassVar, TypeVar
@@ -38,6 +38,15 @@ class Cost:
     heads: int
     nonzero_weights: int
     bytes: int
+
+
+@dataclass(frozen=True, eq=False)
+class Prepared:
+    """A program and, where the machine wants them, its dense tables of reads: tokens (vocab, N) and positions (n_max, N)."""
+
+    program: Program
+    tokens: Float[Tensor, "vocab N"] | None = None
+    positions: Float[Tensor, "n_max N"] | None = None
 
 
 class Machine(nn.Module, ABC):
@@ -137,6 +146,15 @@ class Machine(nn.Module, ABC):
     @abstractmethod
     def run(self, tokens: Tensor, program: Program, ctx: Context, trace: Trace | None) -> Tensor:
         """Logits for a checked program."""
+
+    def prepare(self, program: Program) -> "Prepared":
+        """What :meth:`run_rows` wants to know of a checked program, formed once for many runs."""
+        return Prepared(program)
+
+    def run_rows(self, tokens: Tensor, programs: Sequence["Prepared"], ctx: Context) -> list[Tensor]:
+        """Logits of each row (1, n, out) with its own program. A machine that can shares the pass; here the rows run one after the other."""
+        rows = (slice(i, i + 1) for i in range(len(tokens)))
+        return [self.run(tokens[b], p.program, ctx.rows(b), None) for b, p in zip(rows, programs, strict=True)]
 
     def admit(self, network_class: NetworkClass) -> None:
         """Raise :class:`OutsideClass` with every difference unless targets of this class can be programmed here."""
