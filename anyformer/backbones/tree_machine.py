@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from anyformer.backbones.folding import Trace, fold_in_blocks, routing_table
+from anyformer.backbones.folding import Trace, fold_in_blocks, routing_table, tree_plan
 from anyformer.backbones.machine import Cost, Machine
 from anyformer.backbones.tree import Block, Coordinate, Tree
 from anyformer.errors import OutsideClass
@@ -44,7 +44,9 @@ class TreeMachine(Machine):
         return self.to_tree(program.embedding), None if positions is None else self.to_tree(positions)
 
     def run(self, tokens: Tensor, program: Program, ctx: Context, trace: Trace | None) -> Tensor:
-        return fold_in_blocks(self.tree, self.routing, lambda t, c: self.to_tree(program.state(t, c)), tokens, ctx, trace)
+        return fold_in_blocks(
+            tree_plan(self.tree, self.routing), lambda t, c: self.to_tree(program.state(t, c)), tokens, ctx, trace
+        )
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({describe_class(self)}; width {self.width}: {describe_tree(self.tree)})"

@@ -8,7 +8,7 @@ branch reads ``reads`` probe columns of its own; all of them may read ``shared``
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -76,6 +76,10 @@ class TokenMap(ABC):
     def contract(self, values: Float[Any, "batch n count c"], onto: Any = None) -> Float[Any, "batch n c"]:
         """The sum over branches of :meth:`apply`, added to ``onto`` where that is given."""
 
+    @abstractmethod
+    def part(self, first: int, last: int) -> "TokenMap":
+        """The maps of branches ``first`` to ``last - 1`` alone."""
+
 
 @dataclass(frozen=True, eq=False)
 class Scaling(TokenMap):
@@ -88,6 +92,10 @@ class Scaling(TokenMap):
 
     def scaled(self, r: Any) -> "Scaling":
         return Scaling(r if self.weights is None else self.weights * r)
+
+    def part(self, first: int, last: int) -> "Scaling":
+        whole = self.weights is None or self.weights.shape[-1] == last - first
+        return self if whole else Scaling(self.weights[..., first:last])
 
     def contract(self, values: Any, onto: Any = None) -> Any:
         if self.weights is None:
@@ -111,6 +119,9 @@ class Mixing(TokenMap):
 
     def scaled(self, r: Any) -> "Mixing":
         return Mixing(self.weights * r[:, None, None, :, 0], self.pattern, self.gap)
+
+    def part(self, first: int, last: int) -> "Mixing":
+        return self if self.weights.shape[1] == last - first else replace(self, weights=self.weights[:, first:last])
 
     def contract(self, values: Any, onto: Any = None) -> Any:
         if not isinstance(values, Tensor):
