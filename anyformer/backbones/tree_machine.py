@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from anyformer.backbones.folding import Trace, fold_in_blocks, routing_table, tree_plan
@@ -91,9 +91,19 @@ def columns_program(machine: Machine, network: Network, dtype: torch.dtype, at: 
     tree = Tree.of(machine.network_class)
     rows = network.embedding.shape[0] + (0 if network.positions is None else network.positions.shape[0])
     require_memory(8 * tree.width * (rows + 2 * network.embedding.shape[1]), "compiling this program")
-    constant = tree.constant_columns()
-    reads = unroll(network)
     at = torch.arange(tree.width) if at is None else at
+    return program_of_columns(machine, network, dtype, unroll(network), tree.constant_columns(), at)
+
+
+def program_of_columns(
+    machine: Machine,
+    network: Network,
+    dtype: torch.dtype,
+    reads: Float[Tensor, "D N"],
+    constant: Bool[Tensor, "N"],
+    at: Int[Tensor, "N"],
+) -> Program:
+    """``E0 reads`` as a program: column i at coordinate ``at[i]``, those that are ``constant`` for every token apart."""
     general, fixed = (~constant).nonzero()[:, 0], constant.nonzero()[:, 0]
     if bool(reads[:-1, fixed].any()):
         raise OutsideClass(
