@@ -7,7 +7,8 @@ outputs or the value that its subtree starts from, then ``M_b t = 0``: for a rea
 ``X_s M_b T(s+1, F_b)``, and of the columns of T(s+1, F_(s+1)) that it lacks ``M_b`` makes 0, by (1); so the sum over the children is
 ``(sum_b Op_b X_s M_b) T(s+1, F_(s+1))``. Reads that nobody feeds are 0 in the target, too.
 
-A tolerance above 0 neglects products that are not zero: what that costs, only a measurement tells.
+Gradients through a program are the target's within the declared class: an entry that would make an undeclared product differ from 0 has
+no part in it. A tolerance above 0 neglects products that are not zero: what that costs, only a measurement tells.
 """
 
 from collections.abc import Iterator
@@ -27,7 +28,7 @@ from anyformer.backbones.literal import LiteralTransformer
 from anyformer.backbones.machine import Cost, Machine
 from anyformer.backbones.tree import Block, Coordinate
 from anyformer.backbones.tree_machine import describe_class, program_of_columns, tree_cost
-from anyformer.errors import OutsideClass
+from anyformer.errors import AnyformerError, OutsideClass
 from anyformer.memory import approximate, require_memory
 from anyformer.network import Network, NetworkClass
 from anyformer.operators import Context
@@ -46,6 +47,10 @@ class ComposedRecipe(Recipe):
     composition: Composition
 
     def __post_init__(self) -> None:
+        if not isinstance(self.composition, Composition):
+            raise AnyformerError(
+                f"composition must be a Composition, got {self.composition!r:.60}; make one with Composition.of(target)"
+            )
         self.composition.check(self.network_class)
 
 
@@ -126,7 +131,7 @@ class Composed(Machine):
                 f"the target is outside of the declared composition: {len(wrong)} products should be zero",
                 reasons + ([f"and {more} more"] if more > 0 else []),
             )
-        return {"neglected_products": len(found), "neglected": max((size for _, _, size in found), default=0.0)}
+        return {"neglected_products": len(found), "largest_neglected_product": max((size for _, _, size in found), default=0.0)}
 
     def __repr__(self) -> str:
         full = approximate(self.tree.names.width)

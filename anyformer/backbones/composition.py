@@ -151,10 +151,11 @@ class Composition(Spec):
     def where(cls, target: Any, feeds: Callable[[Part, Part], bool], tolerance: float = 0.0) -> "Composition":
         """A declared structure: ``feeds(writer, reader)`` for every pair that a residual, or none at all, stands between."""
         ports = Ports(class_of(target))
-        found = []
-        for writer in ports.all_writers():
-            fed = [(first, last) for reader, first, last in ports.readers(writer.stage) if feeds(writer, reader)]
-            found.append(_merged(fed))
+        readers = [list(ports.readers(s)) for s in range(-1, len(ports.network_class.stages))]
+        found = [
+            _merged([(first, last) for reader, first, last in readers[writer.stage + 1] if feeds(writer, reader)])
+            for writer in ports.all_writers()
+        ]
         return cls._packed(ports, found, tolerance)
 
     @classmethod
