@@ -49,7 +49,7 @@ class Scattered:
         self.constant = kind in ("residual bias", "carrier", "pre-norm bias", "post-norm", "gates")
         self.width = D + self.constant
         stages = [stage for _ in range(layers) for stage in self.layer()]
-        table, places = self.draw(3, D), self.draw(4, D)
+        table, places = self.draw(3, D) * self.some(D), self.draw(4, D) * self.some(D)
         if self.constant:
             table, places = torch.cat((table, torch.ones(3, 1)), 1), torch.cat((places, torch.zeros(4, 1)), 1)
         self.network = Network(
@@ -107,8 +107,9 @@ class Scattered:
                 norm = Branch(RMSNorm(D, 0.1), self.masked(self.width, D), DenseMap(self.written(self.width)[None]))
                 return [Stage((self.residual(), heads)), Stage((norm, self.carrier()))]
             case "gates":
-                plain = Branch(Gate(2, "gelu"), self.masked(self.width, 2), ConstantMap(self.width, self.written(2)))
-                gated = Branch(Gate(2, "silu"), self.masked(self.width, 2), self.maps(2))
+                rows = torch.cat((self.written(1), self.written(1)))
+                plain = Branch(Gate(2, "exp"), self.masked(self.width, 2), ConstantMap(self.width, rows))
+                gated = Branch(Gate(2, "sigmoid"), self.masked(self.width, 2), self.maps(2))
                 return [Stage((heads, self.residual())), Stage((plain, self.residual(), gated))]
             case "two residuals":
                 return [Stage((self.residual(), heads, self.residual()))]
@@ -160,6 +161,10 @@ def test_every_form_is_the_target(kind, heads, layers, seed, share):
     columns, places = machine.tree_columns(program)
     theirs = af.compile(network, full)
     close(columns, theirs.embedding, 1e-12)  # what has no coordinate is 0 in the path tree
+    everything = ComposedTree(machine.network_class, Composition())
+    at = [i for _, to, n in machine.tree.inside(everything, 0, machine.tree.first, -1) for i in range(to, to + n)]
+    constant = full.tree.constant_columns()[at].nonzero()[:, 0]
+    assert constant.tolist() == ([] if program.constant_at is None else program.constant_at.tolist())
     assert (places is None) == (theirs.position_embedding is None)
     if places is not None:
         close(places, theirs.position_embedding, 1e-12)

@@ -175,16 +175,11 @@ class ComposedTree:
             raise AnyformerError(f"coordinate must lie in 0..{self.total - 1}, got {i}")
         path: tuple[str, ...] = ()
         s, F = 0, self.first
-        while i >= (own := self.reads(s, F)):
+        while i >= self.reads(s, F):
             child = next(c for c in self.children(s, F) if i < c.at + c.width)
             path, i = (*path, self.names.branch_name(s, child.bank, child.g)), i - child.at
             s, F = s + 1, child.feeds
-        assert i < own
-        for first, last in self.columns(s, F):
-            if i < last - first:
-                break
-            i -= last - first
-        column = first + i
+        column = [c for first, last in self.columns(s, F) for c in range(first, last)][i]
         if s == len(self.stages):
             return Coordinate(None, f"output {column + 1}", path)
         return Coordinate(self.names.stage_name(s), self.names.read_name(s, column), path)

@@ -94,8 +94,9 @@ class Scaling(TokenMap):
         return Scaling(r if self.weights is None else self.weights * r)
 
     def part(self, first: int, last: int) -> "Scaling":
-        whole = self.weights is None or self.weights.shape[-1] == last - first
-        return self if whole else Scaling(self.weights[..., first:last])
+        if self.weights is None or self.weights.shape[-1] == last - first:
+            return self
+        return Scaling(self.weights[..., first:last])
 
     def contract(self, values: Any, onto: Any = None) -> Any:
         if self.weights is None:
