@@ -108,7 +108,7 @@ class Scattered:
                 return [Stage((self.residual(), heads)), Stage((norm, self.carrier()))]
             case "gates":
                 rows = torch.cat((self.written(1), self.written(1)))
-                plain = Branch(Gate(2, "exp"), self.masked(self.width, 2), ConstantMap(self.width, rows))
+                plain = Branch(Gate(2, "sigmoid"), self.masked(self.width, 2), ConstantMap(self.width, rows))
                 gated = Branch(Gate(2, "sigmoid"), self.masked(self.width, 2), self.maps(2))
                 return [Stage((heads, self.residual())), Stage((plain, self.residual(), gated))]
             case "two residuals":
@@ -135,19 +135,19 @@ def composed(target, tolerance: float = 0.0) -> Composed:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=max(5, settings.default.max_examples // 5))
+@settings(max_examples=max(8, settings.default.max_examples // 3))
 @given(
     heads=st.integers(1, 3),
     layers=st.integers(1, 2),
     seed=st.integers(0, 10**6),
-    share=st.sampled_from([0.3, 0.5, 0.8]),
+    share=st.sampled_from([0.8, 0.5, 0.3]),
 )
 def test_every_form_is_the_target(kind, heads, layers, seed, share):
     network = scattered(kind, heads, layers, seed, share)
     machine = composed(network)
     full = PathTree.for_class(network)
     program = af.compile(network, machine)
-    literal = machine.literal() if machine.width <= 400 else None
+    literal = machine.literal() if machine.width <= 200 else None
     for batch in inputs(network, seed):
         patterns: list[torch.Tensor] = []
         expected = network.run(**batch, patterns=patterns)
@@ -305,14 +305,14 @@ def test_parallel_chains_have_linear_width(layers):
     machine = Composed.for_class(target, composition=declared)
     assert machine.width == 2 * H * d + H * ((layers - 1) * 2 * d + d_in)
     assert PathTree.width_of(PathTree.recipe_for(network_class(target))) == H * 2 * d * (H**layers - 1) // 2 + H**layers * d_in
-    af.verify(af.compile(target, machine), target, sequences=2, length=5).raise_if_not()
+    af.verify(af.compile(target, machine), target, sequences=1, length=4).raise_if_not()
 
 
 def test_forty_layers_of_four_heads():
     target = parallel_chains(4, 40)
     machine = Composed.for_class(target, composition=Composition.of(target))
     assert machine.width == 4 * (40 * 4 + 5) and "width 660, all paths: 1.2e+25" in repr(machine)
-    verdict = af.verify(af.compile(target, machine), target, sequences=2, length=6).raise_if_not()
+    verdict = af.verify(af.compile(target, machine), target, sequences=1, length=3).raise_if_not()
     assert verdict.patterns % 160 == 0
     with torch.no_grad():
         assert 1e-2 < float(target(torch.tensor([[0, 1, 2]])).abs().max()) < 1e2
