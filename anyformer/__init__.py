@@ -7,6 +7,8 @@ from anyformer import operators as operators
 from anyformer import tasks as tasks
 from anyformer.backbones import MACHINES as MACHINES
 from anyformer.backbones import Chain as Chain
+from anyformer.backbones import Composed as Composed
+from anyformer.backbones import Composition as Composition
 from anyformer.backbones import Cost as Cost
 from anyformer.backbones import LiteralTransformer as LiteralTransformer
 from anyformer.backbones import Looped as Looped

@@ -1,7 +1,7 @@
 """Many programs, one backbone, one batch: each row names its program.
 
-Nothing but the embedding distinguishes two programs of one machine, so rows that run different programs share the pass: the first state is gathered row by row,
-the rest is the machine's.
+Nothing but the embedding distinguishes two programs of one machine, so rows that run different programs share the pass: the first state is
+gathered row by row, the rest is the machine's.
 """
 
 import math
@@ -24,14 +24,17 @@ from anyformer.program import Program, load
 class ProgramBank:
     """Programs of one machine by name; ``bank(tokens, programs=["a", "b"])`` runs row i with the program named there.
 
-    A program is a :class:`Program` or the folder of one, which is read when it is first used. At most ``resident`` programs are held: the least
-    recently used goes first. One that was given as a folder is read again when it is needed; one that was given itself is then gone, and naming it
-    is an error. Programs may be added, replaced and dropped while other threads run the bank: a run uses those that it found when it began.
+    A program is a :class:`Program` or the folder of one, which is read when it is first used. At most ``resident`` programs are held:
+    the least recently used goes first. One that was given as a folder is read again when it is needed; one that was given itself is
+    then gone, and naming it is an error. Programs may be added, replaced and dropped while other threads run the bank: a run uses
+    those that it found when it began. Nothing here is differentiable.
     """
 
     def __init__(self, machine: Machine, programs: Mapping[str, Program | str | Path] | None = None, *, resident: int = 64):
         if not isinstance(machine, Machine):
-            raise AnyformerError(f"a bank needs a machine, got {type(machine).__name__}; make one with PathTree.for_class(target)")
+            raise AnyformerError(
+                f"a bank needs a machine, got {type(machine).__name__}; make one with PathTree.for_class(target)"
+            )
         require_size("ProgramBank", "resident", resident)
         self.machine, self.resident = machine, resident
         self._lock = threading.RLock()

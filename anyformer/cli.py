@@ -45,13 +45,15 @@ class Compile:
     output: Output
     """Folder for the program."""
     backbone: str = "path-tree"
-    """Which machine: path-tree, looped, chain or random."""
+    """Which machine: path-tree, looped, chain, composition or random."""
     seed: int | None = None
     """Random backbone: its seed (default 0)."""
     oversample: float | None = None
     """Random backbone: width / required reads (default 1.25)."""
     law: Literal["uniform", "gaussian"] | None = None
     """Random backbone: law of the weights (default uniform)."""
+    composition_tolerance: float | None = None
+    """Composition backbone: products up to this relative size count as zero (default 0: exact; above, the program is an approximation)."""
     dtype: Literal["float32", "float64"] | None = None
     """dtype of the program (default: the target's)."""
     as_json: AsJson = False
@@ -160,7 +162,7 @@ def _demo(options: Demo) -> tuple[dict[str, Any], int]:
 def _compile(options: Compile) -> tuple[dict[str, Any], int]:
     import torch
 
-    from anyformer.backbones import MACHINES
+    from anyformer.backbones import MACHINES, Composed, Composition, PathTree
     from anyformer.compiling import compile
     from anyformer.targets.transformer import Transformer
     from anyformer.verifying import verify
@@ -168,7 +170,9 @@ def _compile(options: Compile) -> tuple[dict[str, Any], int]:
     if options.backbone not in MACHINES:
         raise AnyformerError(f"--backbone must be one of {', '.join(MACHINES)}, got {options.backbone!r}")
     target = Transformer.load(options.target)
-    given = {k: v for k in ("seed", "oversample", "law") if (v := getattr(options, k)) is not None}
+    given: dict[str, Any] = {k: v for k in ("seed", "oversample", "law") if (v := getattr(options, k)) is not None}
+    if options.backbone == Composed.name or options.composition_tolerance is not None:
+        given["composition"] = Composition.of(target, options.composition_tolerance or 0.0)
     machine = MACHINES[options.backbone].for_class(target, **given)
     program = compile(target, machine, dtype=options.dtype and getattr(torch, options.dtype))
     verdict = verify(program, target)
@@ -183,11 +187,13 @@ def _compile(options: Compile) -> tuple[dict[str, Any], int]:
         "report": program.report,
         "provenance": program.provenance,
     }
+    if isinstance(machine, Composed):
+        result["path_tree_width"] = PathTree.width_of(PathTree.recipe_for(machine.network_class))
     if not options.as_json:
         from anyformer.console import show
 
         show(f"compiled {options.target} for {machine!r}\n{verdict}\nwrote {options.output} ({program.parameters:,} numbers)")
-        for key in ("condition", "oversampling", "forecast_relative_error"):
+        for key in ("condition", "oversampling", "forecast_relative_error", "neglected_products", "largest_neglected_product"):
             if key in program.provenance:
                 show(f"  {key.replace('_', ' ')}: {program.provenance[key]:.3g}")
     return result, 0 if verdict.passed else 1

@@ -3,7 +3,7 @@
     class TestMyOperator(OperatorConformance):
         operator = MyOperator(...)
 
-The laws: a value (JSON, hash, digest); linear in the values, ``contract = sum_g apply_g``; rows of a pattern sum to 1; batch
+The laws: a value (JSON, hash, digest); linear in the values, ``contract = sum_g apply_g``, part by part; rows of a pattern sum to 1; batch
 rows do not see each other; padding is neutral; float32 agrees with float64; gradients stay finite. And the theorem itself: a
 network with this operator beside a residual branch runs equally as :meth:`Network.run`, as the folded path tree, as a stored
 program, and as the literal 0/1 machines of both; where the operator says that it is cacheable, from a cache as well.
@@ -130,6 +130,11 @@ class OperatorConformance:
         total = token_map.apply(x).sum(2)
         close(token_map.contract(x), total, 1e-12)
         close(token_map.contract(x, onto=y[:, :, 0]), total + y[:, :, 0], 1e-12)
+        middle = (self.operator.count + 1) // 2
+        first, rest = token_map.part(0, middle).apply(x[:, :, :middle]), x[:, :, middle:]
+        if rest.shape[2]:
+            first = torch.cat((first, token_map.part(middle, self.operator.count).apply(rest)), 2)
+        close(first, token_map.apply(x), 1e-12)
 
     def test_rows_of_a_pattern_sum_to_one(self) -> None:
         token_map = self.operator(*self.reads(_seeded(3)), _context(_padding()))

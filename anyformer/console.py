@@ -167,11 +167,13 @@ def _operator(data: dict[str, Any]) -> str:
 def show_cost(result: dict[str, Any]) -> None:
     """One row a machine; below, why a machine has none."""
     table = Table("machine", "width", "recommended", "width x length", "stages", "non-zero weights", "a token row")
-    reasons = []
+    reasons = []  # why a machine has no width, and notes on those that have one
     for name, sizes in result["backbones"].items():
         if sizes["width"] is None:
             reasons.append(f"{name}: none; {sizes['reason']}")
             continue
+        if "note" in sizes:
+            reasons.append(f"{name}: {sizes['note']}")
         numbers = [approximate(sizes[k]) for k in ("state", "depth", "nonzero_weights")]
         recommended = approximate(sizes.get("recommended", sizes["width"]))
         table.add_row(name, approximate(sizes["width"]), recommended, *numbers, human_bytes(sizes["bytes"]))

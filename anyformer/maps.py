@@ -6,7 +6,8 @@ the oracle of all of them. The *constant feature*, where there is one, is the la
 """
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -47,6 +48,13 @@ class LinearMap(ABC):
     @abstractmethod
     def to_dense(self) -> Float[Tensor, "count D out"]:
         """The matrices themselves."""
+
+    def some(self, branches: Sequence[int]) -> "LinearMap":
+        """The bank of these branches alone. Every tensor of a bank has one row a branch (an identity is a bank of one)."""
+        if len(branches) == self.count:
+            return self
+        rows = {name: value[list(branches)] for name, value in vars(self).items() if isinstance(value, Tensor)}
+        return replace(self, **rows)  # type: ignore[type-var]
 
     @abstractmethod
     def tensors(self) -> tuple[Tensor, ...]:

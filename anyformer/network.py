@@ -109,6 +109,15 @@ class StageClass(Spec):
         """Number of branches, over all banks."""
         return sum(b.operator.count for b in self.branches)
 
+    def constant_reads(self) -> Bool[Tensor, "probes"]:
+        """True at probe columns that may read nothing but the constant feature."""
+        parts = [torch.zeros(self.shared, dtype=torch.bool)]
+        for branch in self.branches:
+            own = torch.zeros(branch.operator.count, branch.operator.reads, dtype=torch.bool)
+            own[:, list(branch.operator.constant_reads)] = True
+            parts.append(own.flatten())
+        return torch.cat(parts)
+
     @cached_property
     def residual(self) -> int | None:
         """The index of the residual branch among the banks, or None."""

@@ -4,7 +4,7 @@ import threading
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import anyformer as af
@@ -12,7 +12,14 @@ import anyformer as af
 PLAIN = dict(vocab=6, heads=2, layers=2, head_dim=2, features=4)
 RICH = PLAIN | dict(residual=True, norm="layer", mlp=2, bias=True, positions="learned", max_length=9)
 ROPE = PLAIN | dict(residual=True, norm="rms", mlp=3, gated=True, positions="rope")
-MACHINES = [(af.PathTree, PLAIN), (af.PathTree, RICH), (af.Looped, PLAIN), (af.Random, PLAIN), (af.StoredProgram, RICH), (af.StoredProgram, ROPE)]
+MACHINES = [
+    (af.PathTree, PLAIN),
+    (af.PathTree, RICH),
+    (af.Looped, PLAIN),
+    (af.Random, PLAIN),
+    (af.StoredProgram, RICH),
+    (af.StoredProgram, ROPE),
+]
 
 
 def target(seed: int, sizes: dict) -> af.Transformer:
@@ -29,7 +36,8 @@ def programs(machine: af.Machine, sizes: dict, count: int = 4) -> dict[str, af.P
 
 
 @pytest.mark.parametrize("machine_type, sizes", MACHINES, ids=lambda x: getattr(x, "__name__", ""))
-@given(rows=st.lists(st.integers(0, 3), min_size=1, max_size=40), n=st.integers(1, 9), padded=st.booleans())
+@settings(max_examples=12)
+@given(rows=st.lists(st.integers(0, 3), min_size=1, max_size=12), n=st.sampled_from([1, 2, 5, 8, 9]), padded=st.booleans())
 def test_rows_are_bit_identical_to_running_alone(machine_type: type, sizes: dict, rows: list[int], n: int, padded: bool) -> None:
     machine = machine_type.for_class(target(0, sizes))
     bank = af.ProgramBank(machine, programs(machine, sizes))
@@ -41,14 +49,20 @@ def test_rows_are_bit_identical_to_running_alone(machine_type: type, sizes: dict
     for i, row in enumerate(rows):
         alone = machine(ids[i : i + 1], bank[f"p{row}"], mask=mask[i : i + 1])
         assert torch.equal(out[i : i + 1], alone)
-    assert len(rows) < 2 or len(set(rows)) < 2 or n < 2 or not torch.equal(out[0], out[rows.index(next(r for r in rows if r != rows[0]))])
+    assert (
+        len(rows) < 2
+        or len(set(rows)) < 2
+        or n < 2
+        or not torch.equal(out[0], out[rows.index(next(r for r in rows if r != rows[0]))])
+    )
 
 
 def test_large_states_are_folded_in_blocks_and_stay_bit_identical() -> None:
-    machine = af.PathTree.for_class(target(0, PLAIN | dict(layers=6, features=32)))
-    bank = af.ProgramBank(machine, programs(machine, PLAIN | dict(layers=6, features=32), 3))
-    ids = torch.randint(6, (30, 60), generator=torch.Generator().manual_seed(0))
-    assert 4 * machine.width * 60 * 30 > 2 * 8 * 2**20
+    sizes = ROPE | dict(heads=3, head_dim=6, mlp=5, activation="silu")
+    machine = af.PathTree.for_class(target(0, sizes))
+    bank = af.ProgramBank(machine, programs(machine, sizes, 3))
+    ids = torch.randint(6, (30, 41), generator=torch.Generator().manual_seed(0))
+    assert 4 * machine.width * 41 * 30 > 2 * 8 * 2**20
     names = [f"p{i % 3}" for i in range(30)]
     out = bank(ids, names)
     for i in (0, 13, 29):

@@ -1,6 +1,8 @@
 """Backbones: fixed machines, written from a network class, and the registry of them."""
 
 from anyformer.backbones.chain import Chain as Chain
+from anyformer.backbones.composed import Composed as Composed
+from anyformer.backbones.composition import Composition as Composition
 from anyformer.backbones.literal import LiteralTransformer as LiteralTransformer
 from anyformer.backbones.looped import Looped as Looped
 from anyformer.backbones.machine import Cost as Cost

@@ -25,7 +25,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from anyformer import philox
-from anyformer.backbones.folding import Trace, fold_in_blocks, routing_table
+from anyformer.backbones.folding import Trace, fold_in_blocks, routing_table, tree_plan
 from anyformer.backbones.literal import LiteralBank, LiteralLayer, LiteralTransformer
 from anyformer.backbones.machine import Cost, Machine
 from anyformer.backbones.tree import Block, Tree
@@ -346,7 +346,7 @@ class Random(Machine):
             check_positions(at.positions, position_columns.shape[0])
             return first + F.embedding(at.positions, position_columns)
 
-        return fold_in_blocks(self.tree, self.routing, reads, tokens, ctx, trace)
+        return fold_in_blocks(tree_plan(self.tree, self.routing), reads, tokens, ctx, trace)
 
     def literal(self) -> LiteralTransformer:
         """The dense random transformer: its own matrices, an ordinary gated MLP, true skips."""

@@ -1,6 +1,7 @@
 """The table of machines: name -> class. Registering a machine also ties its recipe to it, which is all that loading a program needs."""
 
 from anyformer.backbones.chain import Chain
+from anyformer.backbones.composed import Composed
 from anyformer.backbones.looped import Looped
 from anyformer.backbones.machine import Machine
 from anyformer.backbones.path_tree import PathTree
@@ -19,5 +20,5 @@ def register_machine(machine: type[Machine]) -> type[Machine]:
     return machine
 
 
-for _machine in (PathTree, Looped, Chain, Random, StoredProgram):
+for _machine in (PathTree, Looped, Chain, Composed, Random, StoredProgram):
     register_machine(_machine)

@@ -191,11 +191,7 @@ class Tree:
         """True at coordinates that are the same number for every token: below a constant map, and bias columns."""
         flags = torch.zeros(self.outputs, dtype=torch.bool)
         for s in reversed(range(len(self.stages))):
-            parts = [torch.zeros(self.stages[s].shared, dtype=torch.bool)]
-            for branch in self.stages[s].branches:
-                own = torch.zeros(branch.operator.count, branch.operator.reads, dtype=torch.bool)
-                own[:, list(branch.operator.constant_reads)] = True
-                parts.append(own.flatten())
+            parts = [self.stages[s].constant_reads()]
             for branch in self.stages[s].branches:
                 child = torch.ones_like(flags) if branch.map == "constant" else flags
                 parts.append(child.repeat(branch.operator.count))

@@ -11,10 +11,10 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from anyformer.backbones.folding import Trace, fold_in_blocks, routing_table
+from anyformer.backbones.folding import Trace, fold_in_blocks, fold_rows, routing_table, tree_plan
 from anyformer.backbones.machine import Cost, Machine, Prepared
 from anyformer.backbones.tree import Block, Coordinate, Tree
 from anyformer.errors import OutsideClass
@@ -44,28 +44,16 @@ class TreeMachine(Machine):
         return self.to_tree(program.embedding), None if positions is None else self.to_tree(positions)
 
     def run(self, tokens: Tensor, program: Program, ctx: Context, trace: Trace | None) -> Tensor:
-        return fold_in_blocks(self.tree, self.routing, lambda t, c: self.to_tree(program.state(t, c)), tokens, ctx, trace)
+        return fold_in_blocks(
+            tree_plan(self.tree, self.routing), lambda t, c: self.to_tree(program.state(t, c)), tokens, ctx, trace
+        )
 
     def prepare(self, program: Program) -> Prepared:
         columns, places = self.tree_columns(program)
         return Prepared(program, columns, places)
 
     def run_rows(self, tokens: Tensor, programs: Sequence[Prepared], ctx: Context) -> list[Tensor]:
-        def first(rows: Tensor, at: Context) -> Tensor:
-            """The first state of some rows, each gathered from its own program's table."""
-            numbers = rows[:, 0].tolist()
-            tables = [programs[i] for i in numbers]
-            assert tables[0].tokens is not None
-            state = tables[0].tokens.new_empty(*rows.shape, self.tree.width)
-            for to, i, table in zip(state, numbers, tables, strict=True):
-                torch.index_select(table.tokens, 0, tokens[i], out=to)  # type: ignore[arg-type]
-            for to, places, table in zip(state, at.positions, tables, strict=True):
-                if table.positions is not None:
-                    to += table.positions[places]
-            return state
-
-        numbers = torch.arange(len(tokens))[:, None].expand(tokens.shape)  # row numbers travel in the place of tokens
-        return list(fold_in_blocks(self.tree, self.routing, first, numbers, ctx).split(1))
+        return fold_rows(tree_plan(self.tree, self.routing), [(p.tokens, p.positions) for p in programs], tokens, ctx)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({describe_class(self)}; width {self.width}: {describe_tree(self.tree)})"
@@ -110,9 +98,19 @@ def columns_program(machine: Machine, network: Network, dtype: torch.dtype, at: 
     tree = Tree.of(machine.network_class)
     rows = network.embedding.shape[0] + (0 if network.positions is None else network.positions.shape[0])
     require_memory(8 * tree.width * (rows + 2 * network.embedding.shape[1]), "compiling this program")
-    constant = tree.constant_columns()
-    reads = unroll(network)
     at = torch.arange(tree.width) if at is None else at
+    return program_of_columns(machine, network, dtype, unroll(network), tree.constant_columns(), at)
+
+
+def program_of_columns(
+    machine: Machine,
+    network: Network,
+    dtype: torch.dtype,
+    reads: Float[Tensor, "D N"],
+    constant: Bool[Tensor, "N"],
+    at: Int[Tensor, "N"],
+) -> Program:
+    """``E0 reads`` as a program: column i at coordinate ``at[i]``, those that are ``constant`` for every token apart."""
     general, fixed = (~constant).nonzero()[:, 0], constant.nonzero()[:, 0]
     if bool(reads[:-1, fixed].any()):
         raise OutsideClass(

@@ -36,7 +36,7 @@ class Kernel(Spec, ABC):
 
 
 def _scores(q: Any, k: Any, bias: Any) -> Any:
-    scores = q @ k.swapaxes(-1, -2)
+    scores = P.products(q, k)
     return scores if bias is None else scores + bias
 
 

@@ -16,6 +16,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from anyformer.errors import AnyformerError
+from anyformer.operators import primitives as P
+from anyformer.operators.alignment import aligned, aligned_copy, needs_gradient
 from anyformer.spec import Spec
 
 INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
@@ -145,6 +147,10 @@ class TokenMap(ABC):
     def contract(self, values: Float[Any, "batch n count c"], onto: Any = None) -> Float[Any, "batch n c"]:
         """The sum over branches of :meth:`apply`, added to ``onto`` where that is given."""
 
+    @abstractmethod
+    def part(self, first: int, last: int) -> "TokenMap":
+        """The maps of branches ``first`` to ``last - 1`` alone."""
+
 
 @dataclass(frozen=True, eq=False)
 class Scaling(TokenMap):
@@ -158,11 +164,16 @@ class Scaling(TokenMap):
     def scaled(self, r: Any) -> "Scaling":
         return Scaling(r if self.weights is None else self.weights * r)
 
+    def part(self, first: int, last: int) -> "Scaling":
+        if self.weights is None or self.weights.shape[-1] == last - first:
+            return self
+        return Scaling(self.weights[..., first:last])
+
     def contract(self, values: Any, onto: Any = None) -> Any:
         if self.weights is None:
             total = values.sum(2) if values.shape[2] > 1 else values[:, :, 0]
         else:
-            total = (self.weights[..., None, :] @ values)[..., 0, :]
+            total = (P.rows_apart(self.weights)[..., None, :] @ values)[..., 0, :]
         return total if onto is None else onto + total
 
 
@@ -190,17 +201,37 @@ class Mixing(TokenMap):
     def scaled(self, r: Any) -> "Mixing":
         return replace(self, scale=r if self.scale is None else self.scale * r)
 
+    def part(self, first: int, last: int) -> "Mixing":
+        return self if self.weights.shape[1] == last - first else replace(self, weights=self.weights[:, first:last])
+
     def contract(self, values: Any, onto: Any = None) -> Any:
         if not isinstance(values, Tensor) or self.past is not None:
             return self.apply(values).sum(2) + (0 if onto is None else onto)
-        total, matrix = onto, self.matrix
+        matrix = self.matrix.expand(values.shape[0], values.shape[2], -1, -1)
+        if not needs_gradient(matrix, values, onto):
+            return _contract_rows(matrix, values, onto)
+        total = onto
         for g in range(values.shape[2]):  # strided views of the state: no copies, one fused multiply-and-add a head
             weights, seen = matrix[:, g], values[:, :, g]
-            if total is not None and weights.shape[0] == total.shape[0]:
-                total = torch.baddbmm(total, weights, seen)
-            else:
-                total = weights @ seen if total is None else total + weights @ seen
+            total = weights @ seen if total is None else torch.baddbmm(total, weights, seen)
         return total
+
+
+def _contract_rows(matrix: Tensor, values: Tensor, onto: Tensor | None) -> Tensor:
+    """``sum_g matrix_g values_g (+ onto)`` row by row and head by head, in place: as fast as one batched product, and batch invariant."""
+    batch, count, queries, keys = matrix.shape
+    weights = aligned_copy(matrix.reshape(batch * count, queries, keys))
+    total = aligned(values, batch, queries, values.shape[3])
+    for i in range(batch):
+        for g in range(count):
+            each, seen = weights[i * count + g], values[i, :, g]
+            if g:
+                total[i].addmm_(each, seen)
+            elif onto is None:
+                torch.mm(each, seen, out=total[i])
+            else:
+                torch.addmm(onto[i], each, seen, out=total[i])
+    return total
 
 
 class Operator(Spec, ABC):

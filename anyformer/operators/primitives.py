@@ -15,6 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from anyformer.operators.alignment import aligned, aligned_copy, in_whole_vectors, needs_gradient
+
 
 def _unregistered(name: str, x: Any) -> TypeError:
     return TypeError(f"primitive {name} is not registered for {type(x).__name__}; register it in anyformer.operators.primitives")
@@ -54,6 +56,18 @@ def sigmoid(x: Any) -> Any:
 def erf(x: Any) -> Any:
     """The error function."""
     raise _unregistered("erf", x)
+
+
+@singledispatch
+def products(q: Any, k: Any) -> Any:
+    """``q k^T``: the products of rows (batch, count, queries, d) and (batch, count, keys, d)."""
+    return q @ k.swapaxes(-1, -2)
+
+
+@singledispatch
+def rows_apart(x: Any) -> Any:
+    """``x`` itself; tensors in memory where every row of the batch begins alike (:mod:`anyformer.operators.alignment`)."""
+    return x
 
 
 @singledispatch
@@ -111,12 +125,27 @@ def roundoff(like: Any, float64: float, float32: float) -> float:
     return float64
 
 
-exp.register(Tensor, torch.exp)
-log.register(Tensor, torch.log)
-sqrt.register(Tensor, torch.sqrt)
-tanh.register(Tensor, torch.tanh)
-sigmoid.register(Tensor, torch.sigmoid)
-erf.register(Tensor, torch.erf)
+exp.register(Tensor, in_whole_vectors(torch.exp))
+log.register(Tensor, in_whole_vectors(torch.log))
+sqrt.register(Tensor, torch.sqrt)  # rounded correctly, hence the same everywhere
+tanh.register(Tensor, in_whole_vectors(torch.tanh))
+sigmoid.register(Tensor, in_whole_vectors(torch.sigmoid))
+erf.register(Tensor, in_whole_vectors(torch.erf))
+
+
+@rows_apart.register
+def _(x: Tensor) -> Tensor:
+    return x if needs_gradient(x) else aligned_copy(x)
+
+
+@products.register
+def _(q: Tensor, k: Tensor) -> Tensor:
+    if needs_gradient(q, k):
+        return q @ k.mT
+    batch, count = torch.broadcast_shapes(q.shape[:2], k.shape[:2])
+    items = [aligned_copy(x.expand(batch, count, *x.shape[2:]).flatten(0, 1)) for x in (q, k)]
+    out = aligned(q, batch * count, q.shape[2], k.shape[2])
+    return torch.bmm(items[0], items[1].mT, out=out).unflatten(0, (batch, count))
 
 
 @row_max.register

@@ -37,7 +37,9 @@ def main() -> None:
     sizes = dict(hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2)
     special = dict(bos_token_id=None, eos_token_id=None, pad_token_id=None)
     model = LlamaForCausalLM(LlamaConfig(vocab_size=TASK.vocab, max_position_embeddings=128, **sizes, **special))
-    history = train(Logits(model), TASK, CONFIG, lambda step, loss, accuracy, left: print(step, f"{loss:.3f} {accuracy:.4f} {left:.0f} s"))
+    history = train(
+        Logits(model), TASK, CONFIG, lambda step, loss, accuracy, left: print(step, f"{loss:.3f} {accuracy:.4f} {left:.0f} s")
+    )
     model.save_pretrained(HERE / "model")
     result = {"command": "python examples/llama/train.py", "task": "one-hop", "steps": history.steps[-1]}
     result |= {"accuracy": history.accuracies[-1], "parameters": sum(p.numel() for p in model.parameters())}
