@@ -17,7 +17,7 @@ from torch import Tensor
 
 from anyformer.errors import AnyformerError
 from anyformer.operators import primitives as P
-from anyformer.operators.alignment import aligned, aligned_copy, needs_gradient
+from anyformer.operators.alignment import contract
 from anyformer.spec import Spec
 
 INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
@@ -207,31 +207,7 @@ class Mixing(TokenMap):
     def contract(self, values: Any, onto: Any = None) -> Any:
         if not isinstance(values, Tensor) or self.past is not None:
             return self.apply(values).sum(2) + (0 if onto is None else onto)
-        matrix = self.matrix.expand(values.shape[0], values.shape[2], -1, -1)
-        if not needs_gradient(matrix, values, onto):
-            return _contract_rows(matrix, values, onto)
-        total = onto
-        for g in range(values.shape[2]):  # strided views of the state: no copies, one fused multiply-and-add a head
-            weights, seen = matrix[:, g], values[:, :, g]
-            total = weights @ seen if total is None else torch.baddbmm(total, weights, seen)
-        return total
-
-
-def _contract_rows(matrix: Tensor, values: Tensor, onto: Tensor | None) -> Tensor:
-    """``sum_g matrix_g values_g (+ onto)`` row by row and head by head, in place: as fast as one batched product, and batch invariant."""
-    batch, count, queries, keys = matrix.shape
-    weights = aligned_copy(matrix.reshape(batch * count, queries, keys))
-    total = aligned(values, batch, queries, values.shape[3])
-    for i in range(batch):
-        for g in range(count):
-            each, seen = weights[i * count + g], values[i, :, g]
-            if g:
-                total[i].addmm_(each, seen)
-            elif onto is None:
-                torch.mm(each, seen, out=total[i])
-            else:
-                torch.addmm(onto[i], each, seen, out=total[i])
-    return total
+        return contract(self.matrix, values, onto)
 
 
 class Operator(Spec, ABC):

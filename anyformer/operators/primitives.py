@@ -15,7 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from anyformer.operators.alignment import aligned, aligned_copy, in_whole_vectors, needs_gradient
+from anyformer.operators import alignment
+from anyformer.operators.alignment import in_whole_vectors
 
 
 def _unregistered(name: str, x: Any) -> TypeError:
@@ -133,19 +134,8 @@ sigmoid.register(Tensor, in_whole_vectors(torch.sigmoid))
 erf.register(Tensor, in_whole_vectors(torch.erf))
 
 
-@rows_apart.register
-def _(x: Tensor) -> Tensor:
-    return x if needs_gradient(x) else aligned_copy(x)
-
-
-@products.register
-def _(q: Tensor, k: Tensor) -> Tensor:
-    if needs_gradient(q, k):
-        return q @ k.mT
-    batch, count = torch.broadcast_shapes(q.shape[:2], k.shape[:2])
-    items = [aligned_copy(x.expand(batch, count, *x.shape[2:]).flatten(0, 1)) for x in (q, k)]
-    out = aligned(q, batch * count, q.shape[2], k.shape[2])
-    return torch.bmm(items[0], items[1].mT, out=out).unflatten(0, (batch, count))
+rows_apart.register(Tensor, alignment.aligned_copy)
+products.register(Tensor, alignment.products)
 
 
 @row_max.register
