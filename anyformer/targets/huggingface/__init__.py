@@ -1,0 +1,4 @@
+"""Hugging Face models as targets, and the way back. ``transformers`` (extra ``hf``) is imported when a model is met, never before."""
+
+from anyformer.targets.huggingface.families import own_forward as own_forward
+from anyformer.targets.huggingface.families import read_huggingface as read_huggingface
