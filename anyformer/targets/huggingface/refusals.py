@@ -42,6 +42,9 @@ def _model_problems(model: Any) -> Iterator[str]:
         yield f"no {type(model).__name__} can be made from its configuration: {' '.join(str(error).split()):.200}"
         return
     yield from structure_problems(model, plain, WATCHERS)
+    heads, kv_heads = model.config.num_attention_heads, getattr(model.config, "num_key_value_heads", 1)
+    if heads % kv_heads:
+        yield f"{heads} heads cannot share {kv_heads} keys"
     rotary = getattr(model.base_model, "rotary_emb", None)
     if rotary is None or not isinstance(getattr(rotary, "inv_freq", None), torch.Tensor):
         if hasattr(plain.base_model, "rotary_emb"):
