@@ -18,6 +18,7 @@ from anyformer.costs import cost as cost
 from anyformer.costs import lower_bound as lower_bound
 from anyformer.errors import AnyformerError as AnyformerError
 from anyformer.errors import OutsideClass as OutsideClass
+from anyformer.exporting import write_huggingface as write_huggingface
 from anyformer.maps import ConstantMap as ConstantMap
 from anyformer.maps import DenseMap as DenseMap
 from anyformer.maps import DiagonalMap as DiagonalMap
@@ -33,7 +34,6 @@ from anyformer.running import run as run
 from anyformer.specialising import Specialization as Specialization
 from anyformer.specialising import specialize as specialize
 from anyformer.targets.huggingface import read_huggingface as read_huggingface
-from anyformer.targets.huggingface import write_huggingface as write_huggingface
 from anyformer.targets.reading import network_class as network_class
 from anyformer.targets.reading import read as read
 from anyformer.targets.transformer import Transformer as Transformer

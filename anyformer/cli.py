@@ -248,9 +248,9 @@ def _verify(options: Verify) -> tuple[dict[str, Any], int]:
 
 
 def _specialize(options: Specialize) -> tuple[dict[str, Any], int]:
+    from anyformer.exporting import write_huggingface
     from anyformer.program import load
     from anyformer.specialising import specialize
-    from anyformer.targets.huggingface import write_huggingface
     from anyformer.targets.transformer import Transformer
 
     program = load(options.program)

@@ -3,4 +3,3 @@
 from anyformer.targets.huggingface.families import own_forward as own_forward
 from anyformer.targets.huggingface.families import read_huggingface as read_huggingface
 from anyformer.targets.huggingface.writing import to_huggingface as to_huggingface
-from anyformer.targets.huggingface.writing import write_huggingface as write_huggingface

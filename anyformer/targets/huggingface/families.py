@@ -47,6 +47,8 @@ class Family:
     model: str
     read: Callable[[Any], Network]
     needed: tuple[str, ...]
+    stored_as: tuple[tuple[str, str], ...] = ()
+    """Tensors that files hold under another name: (in files, in the model)."""
 
     @property
     def config(self) -> str:
@@ -86,6 +88,9 @@ def import_transformers() -> Any:
 def own_forward(model: Any, tokens: Tensor, mask: Tensor | None, positions: Tensor | None) -> tuple[Tensor, list[Tensor]]:
     """Logits and all attention patterns by transformers' own eager code; a float64 model's float32 islands run in float64."""
     model.set_attn_implementation("eager")
+    rotary = getattr(model.base_model, "rotary_emb", None)
+    if getattr(rotary, "rope_type", None) == "longrope":  # read where both lists are one: not to be computed anew in float64
+        rotary.long_inv_freq = rotary.inv_freq.clone()
     seen = torch.ones_like(tokens, dtype=torch.bool) if mask is None else mask
     places = (seen.long().cumsum(1) - 1).clamp(min=0) if positions is None else positions.long()
     with float64_islands(next(model.parameters()).dtype == torch.float64):
@@ -243,6 +248,6 @@ FAMILIES = {
     "gpt2": Family(
         "GPT2LMHeadModel", _read_gpt2, ("vocab_size", "n_positions", "n_embd", "n_layer", "n_head", "layer_norm_epsilon")
     ),
-    "gpt_neox": Family("GPTNeoXForCausalLM", _read_neox, (*_SIZES, "layer_norm_eps")),
+    "gpt_neox": Family("GPTNeoXForCausalLM", _read_neox, (*_SIZES, "layer_norm_eps"), (("embed_out.weight", "lm_head.weight"),)),
 }
 """``model_type`` -> family. A further family is one entry."""

@@ -162,9 +162,13 @@ def _headers(folder: Path) -> dict[str, Header]:
     if not isinstance(places, dict) or not all(isinstance(v, str) for v in places.values()):
         raise AnyformerError(f"{folder / INDEX} has no weight_map of names to files; the file is damaged")
     found: dict[str, Header] = {}
-    for file in sorted(set(places.values())):
+    files = sorted(set(places.values()))
+    for file in files:
         if Path(file).name != file or not file.endswith(".safetensors"):
             raise AnyformerError(f"{folder / INDEX} names {file!r:.80}, which is no safetensors file in the folder")
+        if not (folder / file).exists():
+            raise AnyformerError(f"{folder} has no {file}, which {INDEX} names")
+    for file in files:
         shard = _header(folder, file)
         if shard.keys() != {name for name, where in places.items() if where == file}:
             raise AnyformerError(f"{folder / file} does not hold the tensors that {INDEX} says; the folder is damaged")
@@ -177,8 +181,6 @@ def _header(folder: Path, file: str) -> dict[str, Header]:
         with safe_open(folder / file, framework="pt") as handle:
             slices = {name: handle.get_slice(name) for name in handle.keys()}  # noqa: SIM118 (a handle is no dict)
             return {name: Header(file, name, s.get_dtype(), tuple(s.get_shape())) for name, s in slices.items()}
-    except FileNotFoundError:
-        raise AnyformerError(f"{folder} has no {file}, which {INDEX} names") from None
     except (SafetensorError, OSError, ValueError, RuntimeError, OverflowError) as error:
         raise AnyformerError(f"{folder / file} is damaged or no safetensors file ({' '.join(str(error).split())})") from None
 
@@ -204,6 +206,9 @@ def _meta_model(folder: Path, kind: Any, config: Any) -> Any:
 def _matched(folder: Path, model: Any, headers: dict[str, Header]) -> dict[str, Header]:
     """The model's tensors in the files, by the model's names. Raises with everything missing, unexpected or of another shape."""
     prefix, expected = model.base_model_prefix + ".", model.state_dict()
+    for stored, name in FAMILIES[model.config.model_type].stored_as:
+        if stored in headers and name not in headers:
+            headers[name] = headers.pop(stored)
     if headers and not any(name.startswith(prefix) for name in headers):  # saved without its head, as GPT-2 was
         headers = {name if name in expected else prefix + name: h for name, h in headers.items()}
     kept = {n: h for n, h in headers.items() if n in expected or not any(re.search(p, n) for p in LEFTOVERS)}

@@ -15,19 +15,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from anyformer import philox
 from anyformer.errors import AnyformerError, OutsideClass
 from anyformer.maps import ConstantMap, DiagonalMap, IdentityMap
 from anyformer.network import Branch, Network, Stage
 from anyformer.operators import Attention, Causal, Gate, Identity, Normed, RMSNorm, Softmax
-from anyformer.program import Program
-from anyformer.specialising import NetworkModule, specialize
+from anyformer.storage import holds_ours
 from anyformer.targets.huggingface.families import ACTIVATIONS, float64_islands, import_transformers
 from anyformer.targets.huggingface.folders import quiet
 from anyformer.targets.huggingface.ropes import NONE, rope_options
-from anyformer.targets.reading import read
 
 NAMES = {"silu": "silu", "gelu": "gelu", "gelu_tanh": "gelu_pytorch_tanh"} | {
     ours: theirs for theirs, ours in ACTIVATIONS.items() if ours not in ("silu", "gelu", "gelu_tanh")
@@ -39,30 +37,7 @@ AGREES = {torch.float64: 1e-6, torch.float32: 1e-4}
 maps are decided at the same precision."""
 
 
-def write_huggingface(source: Network | nn.Module | Program, folder: str | Path, *, dtype: torch.dtype | None = None) -> Any:
-    """Write a Network, a module that can be read, or a program (specialised first) as the folder of a Llama-like model; returns the model.
-
-    ``dtype`` defaults to the module's or program's. The folder is new, empty, or holds a model that is replaced; it is written beside
-    itself and put in place at once. Raises :class:`OutsideClass` with every part that no Llama-like model has.
-    """
-    folder = Path(folder)
-    _check_free(folder)
-    if dtype not in (None, torch.float32, torch.float64):
-        raise AnyformerError(f"models are written in torch.float32 or torch.float64, got {dtype!r}")
-    if isinstance(source, Program):
-        source, dtype = specialize(source), dtype or source.dtype
-    if isinstance(source, NetworkModule):
-        dtype, source = dtype or source.network.embedding.dtype, source.network
-    network = read(source)
-    if dtype is None:
-        own = network.source.parameters() if isinstance(network.source, nn.Module) else iter(())
-        dtype = next((p.dtype for p in own), network.embedding.dtype)
-    with torch.no_grad():
-        model = to_huggingface(network).to(dtype)
-    _save(model, folder)
-    return model
-
-
+@torch.no_grad()
 def to_huggingface(network: Network) -> Any:
     """The transformers model (float64) of a Network, its logits checked against the Network's."""
     transformers = import_transformers()
@@ -74,10 +49,9 @@ def to_huggingface(network: Network) -> Any:
     with quiet(transformers):
         model = writer.model(transformers)
     tokens = torch.from_numpy(philox.integers(0, 0, (2, 12), network.embedding.shape[0]))
-    with float64_islands(True), torch.no_grad():
+    with float64_islands(True):
         got = model(input_ids=tokens, use_cache=False).logits
-    with torch.no_grad():
-        expected = network.run(tokens)
+    expected = network.run(tokens)
     error = float((got - expected).abs().max() / expected.abs().max().clamp(min=1e-30))
     if not error <= agrees:
         raise AnyformerError(
@@ -227,8 +201,8 @@ class _Writer:
         layer.q_proj.weight.copy_((own[:, :, :d] * turned).flatten(1).T)
         layer.k_proj.weight.copy_(own[:, ::group, d : 2 * d].flatten(1).T)
         left, right, kv_heads = values
-        step = kv_heads // self.kv_heads
-        layer.v_proj.weight.copy_(_padded(left[::step], d, 2).permute(0, 2, 1).flatten(0, 1))
+        left = left.repeat_interleave(self.kv_heads // kv_heads, 0)  # where layers share differently, every head has its own
+        layer.v_proj.weight.copy_(_padded(left, d, 2).permute(0, 2, 1).flatten(0, 1))
         layer.o_proj.weight.copy_(_padded(right, d, 1).flatten(0, 1).T)
         if layer.o_proj.bias is not None:
             normed: Normed = branch.operator  # type: ignore[assignment]
@@ -310,19 +284,17 @@ def _tokens_of(network: Network) -> dict[str, Any]:
     return {name: getattr(config, name, None) for name in names}
 
 
-def _check_free(folder: Path) -> None:
+def check_free(folder: Path) -> None:
     """Raise where a folder holds something else than a model of this kind."""
     if folder.exists() and not folder.is_dir():
         raise AnyformerError(f"{folder} is a file, a folder was expected; choose another name")
     if folder.exists() and {p.name for p in folder.iterdir()} - {"config.json", "generation_config.json", "model.safetensors"}:
         raise AnyformerError(f"{folder} already holds something that is not a model of transformers alone; choose another folder")
-    from anyformer.storage import holds_ours
-
     if folder.is_dir() and holds_ours(folder):
         raise AnyformerError(f"{folder} already holds something else than a model of transformers; choose another folder")
 
 
-def _save(model: Any, folder: Path) -> None:
+def save(model: Any, folder: Path) -> None:
     """Write beside the folder, then put in place at once."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     fresh = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
