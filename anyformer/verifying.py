@@ -35,7 +35,6 @@ OwnForward = Callable[[Any, Tensor, Tensor | None, Tensor | None], tuple[Tensor,
 """(module, tokens, mask, positions) -> logits and the patterns of every attention layer, by the module's own code."""
 
 
-
 def _own_huggingface(model: Any, tokens: Tensor, mask: Tensor | None, positions: Tensor | None) -> tuple[Tensor, list[Tensor]]:
     from anyformer.targets.huggingface import own_forward
 

@@ -137,7 +137,9 @@ def test_all_problems_at_once(as_shipped):
 
 
 CLASS_PROBLEMS = {
-    r"BranchClass: map must be one of 'identity', 'constant', 'diagonal', 'centred', 'general', got 'other'": lambda: BranchClass(HEADS, "other"),
+    r"BranchClass: map must be one of 'identity', 'constant', 'diagonal', 'centred', 'general', got 'other'": lambda: BranchClass(
+        HEADS, "other"
+    ),
     r"BranchClass: operator must be an Operator, got Causal": lambda: BranchClass(Causal()),  # type: ignore[arg-type]
     r"StageClass: a stage needs at least one branch": lambda: StageClass(()),
     r"StageClass: branches of one stage must share the same norm columns": lambda: StageClass(

@@ -78,8 +78,8 @@ class Normed(Operator):
         inner reads  r * p_scaled + p_bias,        values  r * v
 
     All branches share the norm's columns, which give r. With ``bias`` each branch has as many columns again: they read the constant
-    feature alone and are added unscaled. Reads of ``inner`` that read the constant feature alone (its last ones) are not scaled either. ``scale_values=False`` leaves the values alone (plain MLP units, whose value is the constant
-    feature).
+    feature alone and are added unscaled. Reads of ``inner`` that read the constant feature alone (its last ones) are not scaled
+    either. ``scale_values=False`` leaves the values alone (plain MLP units, whose value is the constant feature).
     """
 
     inner: Operator

@@ -63,7 +63,9 @@ class Cache:
         """Start a run on new tokens at these positions."""
         seen = torch.ones_like(positions, dtype=torch.bool) if mask is None else mask
         if self.positions is not None and self.positions.shape[0] != positions.shape[0]:
-            raise AnyformerError(f"the cache holds {self.positions.shape[0]} sequences, got {positions.shape[0]}; begin a new one")
+            raise AnyformerError(
+                f"the cache holds {self.positions.shape[0]} sequences, got {positions.shape[0]}; begin a new one"
+            )
         self._used = 0
         self.positions = positions if self.positions is None else torch.cat((self.positions, positions), dim=1)
         self.mask = seen if self.mask is None else torch.cat((self.mask, seen), dim=1)
@@ -117,7 +119,8 @@ class Context:
         if positions is None:
             seen = torch.ones_like(tokens, dtype=torch.bool) if mask is None else mask
             before = 0 if cache is None or cache.mask is None else cache.mask.sum(1, keepdim=True)
-            positions = (before + seen.long().cumsum(1) - 1).clamp(min=0)
+            counted: Tensor = before + seen.long().cumsum(1)
+            positions = (counted - 1).clamp(min=0)
         elif positions.dtype not in INTEGERS or int(positions.min()) < 0:
             raise AnyformerError(f"positions must be integers >= 0, got {positions.dtype}")
         positions = positions.long()

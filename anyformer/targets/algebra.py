@@ -11,6 +11,7 @@ With x: features, r: the norm's scale, C: the centring matrix of LayerNorm, g, b
 * parts in parallel (attention and MLP of one layer) are one stage: two norms of one x differ in g and b alone, r is the same.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -128,10 +129,10 @@ class Algebra:
             return operator, probes
         return Normed(operator, self.norm, bias is not None, scale_values), probes
 
-    def heads(
-        self, gain: Gain | None, operator: Attention, query: Affine, key: Affine, value: Affine, out: Affine, *fixed: Tensor
-    ) -> Part:
-        """H heads that read [query, key, fixed ...], with maps W_V W_O; grouped where there are fewer keys than queries."""
+    def heads(self, gain: Gain | None, operator: Attention, projections: Sequence[Affine], fixed: Sequence[Tensor] = ()) -> Part:
+        """H heads that read [query, key, fixed ...], with maps W_V W_O; ``projections``: those of query, key, value and output. Grouped
+        where there are fewer keys than queries."""
+        query, key, value, out = projections
         count, d, e = operator.heads, operator.head_dim, out.weights.shape[0] // operator.heads
         group = count * d // key.weights.shape[1]
         q, k, v = (
@@ -142,7 +143,7 @@ class Algebra:
             moved = torch.einsum("he,hed->d", v.bias, rows)
             shift = moved if shift is None else shift + moved
         left = self.columns(v.weights.flatten(1)).unflatten(1, (-1, e)).permute(1, 0, 2)
-        whole, probes = self.bank(operator, [q, k], torch.cat(fixed).expand(count, -1) if fixed else None)
+        whole, probes = self.bank(operator, [q, k], torch.cat(tuple(fixed)).expand(count, -1) if fixed else None)
         kv_heads = count // group if group > 1 else None
         return Part((Branch(whole, probes, LowRankMap(left, self.rows(rows)), kv_heads=kv_heads),), shift)
 

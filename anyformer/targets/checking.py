@@ -37,7 +37,10 @@ def structure_problems(module: nn.Module, plain: nn.Module, harmless_hooks: tupl
         hooks = [*part._forward_hooks.values(), *part._forward_pre_hooks.values()]
         if any(getattr(hook, "__module__", None) not in harmless_hooks for hook in hooks):
             yield f"{where}: forward hooks may change what it computes"
-    parameters, known = dict(module.named_parameters(remove_duplicate=False)), dict(plain.named_parameters(remove_duplicate=False))
+    parameters, known = (
+        dict(module.named_parameters(remove_duplicate=False)),
+        dict(plain.named_parameters(remove_duplicate=False)),
+    )
     for name, expected in known.items():
         got = parameters.get(name)
         if got is None and name.rpartition(".")[0] in parts:

@@ -149,8 +149,8 @@ def _attention(algebra: Algebra, block: Block, c: TransformerConfig) -> Stage:
         rotary=Rotary.of_base(c.head_dim, c.rope_base) if c.positions == "rope" else None,
     )
     gain = None if block.attention_norm is None else Gain.of(block.attention_norm)
-    query, key, value, out = (Affine.of(getattr(block.attention, name)) for name in ("W_Q", "W_K", "W_V", "W_O"))
-    return algebra.stage(algebra.heads(gain, operator, query, key, value, out))
+    projections = [Affine.of(getattr(block.attention, name)) for name in ("W_Q", "W_K", "W_V", "W_O")]
+    return algebra.stage(algebra.heads(gain, operator, projections))
 
 
 def _mlp(algebra: Algebra, block: Block, c: TransformerConfig) -> Stage:

@@ -88,7 +88,7 @@ def import_transformers() -> Any:
 def own_forward(model: Any, tokens: Tensor, mask: Tensor | None, positions: Tensor | None) -> tuple[Tensor, list[Tensor]]:
     """Logits and all attention patterns by transformers' own eager code; a float64 model's float32 islands run in float64."""
     model.set_attn_implementation("eager")
-    rotary = getattr(model.base_model, "rotary_emb", None)
+    rotary: Any = getattr(model.base_model, "rotary_emb", None)
     if getattr(rotary, "rope_type", None) == "longrope":  # read where both lists are one: not to be computed anew in float64
         rotary.long_inv_freq = rotary.inv_freq.clone()
     seen = torch.ones_like(tokens, dtype=torch.bool) if mask is None else mask
@@ -116,14 +116,15 @@ def float64_islands(wanted: bool) -> Iterator[None]:
         yield
 
 
+def _wide(value: Any) -> Any:
+    return torch.float64 if value is torch.float32 else value
+
+
 class _Float64(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        def wide(value: Any) -> Any:
-            return torch.float64 if value is torch.float32 else value
-
         if func is Tensor.float:
             return args[0].double()
-        return func(*map(wide, args), **{k: wide(v) for k, v in (kwargs or {}).items()})
+        return func(*map(_wide, args), **{k: _wide(v) for k, v in (kwargs or {}).items()})
 
 
 # --- readers ----------------------------------------------------------------------------------------------------------------------
@@ -175,7 +176,7 @@ def _read_llama(model: Any) -> Network:
         )
         projections = [Affine.of(p) for p in (a.q_proj, a.k_proj, a.v_proj, a.o_proj)]
         weights = [n.weight.double() for n in (a.q_norm, a.k_norm)] if normed else []
-        stages.append(algebra.stage(algebra.heads(Gain.of(layer.input_layernorm), operator, *projections, *weights)))
+        stages.append(algebra.stage(algebra.heads(Gain.of(layer.input_layernorm), operator, projections, weights)))
         up, down, gate = (Affine.of(p) for p in (mlp.up_proj, mlp.down_proj, mlp.gate_proj))
         gain = Gain.of(layer.post_attention_layernorm)
         stages.append(algebra.stage(algebra.units(gain, ACTIVATIONS[config.hidden_act], up, down, gate)))
@@ -196,7 +197,7 @@ def _read_gpt2(model: Any) -> Network:
         a = block.attn
         operator = Attention(heads=a.num_heads, head_dim=a.head_dim, mask=Causal(), scale=_scale(a.scaling, a.head_dim))
         projections = [affine(a.c_attn, i, 3) for i in range(3)]
-        stages.append(algebra.stage(algebra.heads(Gain.of(block.ln_1), operator, *projections, affine(a.c_proj))))
+        stages.append(algebra.stage(algebra.heads(Gain.of(block.ln_1), operator, [*projections, affine(a.c_proj)])))
         function = ACTIVATIONS[config.activation_function]
         units = algebra.units(Gain.of(block.ln_2), function, affine(block.mlp.c_fc), affine(block.mlp.c_proj))
         stages.append(algebra.stage(units))
@@ -218,15 +219,12 @@ def _read_neox(model: Any) -> Network:
             scale=_scale(a.scaling * base.rotary_emb.attention_scaling**2, a.head_size),
             rotary=rotary if rotary.frequencies else None,
         )
-        fused = Affine.of(a.query_key_value).heads(3 * a.head_size)
-        projections = [
-            Affine(w.flatten(1), None if fused.bias is None else b.flatten())
-            for w, b in zip(
-                fused.weights.chunk(3, -1), [fused.bias] * 3 if fused.bias is None else fused.bias.chunk(3, -1), strict=True
-            )
-        ]
+        fused, biases = Affine.of(a.query_key_value).heads(3 * a.head_size), (None, None, None)
+        if fused.bias is not None:
+            biases = tuple(b.flatten() for b in fused.bias.chunk(3, -1))
+        projections = [Affine(w.flatten(1), b) for w, b in zip(fused.weights.chunk(3, -1), biases, strict=True)]
         parts = (
-            algebra.heads(Gain.of(layer.input_layernorm), operator, *projections, Affine.of(a.dense)),
+            algebra.heads(Gain.of(layer.input_layernorm), operator, [*projections, Affine.of(a.dense)]),
             _neox_units(algebra, layer, config, mlp),
         )
         stages += [algebra.stage(*parts)] if config.use_parallel_residual else [algebra.stage(part) for part in parts]

@@ -36,7 +36,7 @@ def load_huggingface(folder: str | Path) -> Any:
     raw = _configuration(folder)
     family = FAMILIES[raw["model_type"]]
     headers = _headers(folder)
-    layers = raw.get("num_hidden_layers", raw.get("n_layer"))
+    layers: int = raw["num_hidden_layers" if "num_hidden_layers" in family.needed else "n_layer"]
     if layers > len(headers):
         raise AnyformerError(f"{folder}: {layers} layers are configured, there are only {len(headers)} tensors")
     transformers = import_transformers()

@@ -22,7 +22,9 @@ def refusals(model: Any) -> list[str]:
     reasons = []
     if family is None or type(model) is not getattr(import_transformers(), family.model, None):
         known = ", ".join(f.model for f in FAMILIES.values())
-        reasons.append(f"the class {type(model).__name__} (model_type {model.config.model_type!r}) has no reader; these have: {known}")
+        reasons.append(
+            f"the class {type(model).__name__} (model_type {model.config.model_type!r}) has no reader; these have: {known}"
+        )
     reasons += config_problems(model.config)
     if getattr(model, "_hf_peft_config_loaded", False):
         reasons.append("adapters are loaded: merge them into the weights first")
@@ -51,7 +53,10 @@ def _model_problems(model: Any) -> Iterator[str]:
             yield "rotary_emb.inv_freq: missing, the rotary frequencies were configured"
         return
     config = model.config
-    size, turned = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads, 2 * rotary.inv_freq.numel()
+    size, turned = (
+        getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads,
+        2 * rotary.inv_freq.numel(),
+    )
     partial = config.model_type == "gpt_neox"
     if turned > size or (turned < size and not partial):
         yield f"RoPE turns {turned} coordinates of heads of {size}"
