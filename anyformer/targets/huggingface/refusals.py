@@ -44,6 +44,9 @@ def _model_problems(model: Any) -> Iterator[str]:
         yield f"no {type(model).__name__} can be made from its configuration: {' '.join(str(error).split()):.200}"
         return
     yield from structure_problems(model, plain, WATCHERS)
+    for name, part in model.named_modules():
+        if getattr(part, "config", model.config) is not model.config:
+            yield f"{name}: its config is not the model's"
     heads, kv_heads = model.config.num_attention_heads, getattr(model.config, "num_key_value_heads", 1)
     if heads % kv_heads:
         yield f"{heads} heads cannot share {kv_heads} keys"
