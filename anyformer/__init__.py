@@ -22,6 +22,7 @@ from anyformer.costs import cost as cost
 from anyformer.costs import lower_bound as lower_bound
 from anyformer.errors import AnyformerError as AnyformerError
 from anyformer.errors import OutsideClass as OutsideClass
+from anyformer.exporting import write_huggingface as write_huggingface
 from anyformer.generating import generate as generate
 from anyformer.maps import ConstantMap as ConstantMap
 from anyformer.maps import DenseMap as DenseMap
@@ -39,6 +40,7 @@ from anyformer.program import load as load
 from anyformer.running import run as run
 from anyformer.specialising import Specialization as Specialization
 from anyformer.specialising import specialize as specialize
+from anyformer.targets.huggingface import read_huggingface as read_huggingface
 from anyformer.targets.reading import network_class as network_class
 from anyformer.targets.reading import read as read
 from anyformer.targets.transformer import Transformer as Transformer

@@ -41,7 +41,7 @@ class Compile:
     """
 
     target: Annotated[Positional[Path], arg(metavar="TARGET")]
-    """Folder of a target (config.json, model.safetensors)."""
+    """Folder of a target (config.json, model.safetensors): of ours, or a Hugging Face model's."""
     output: Output
     """Folder for the program."""
     backbone: str = "path-tree"
@@ -83,13 +83,29 @@ class Verify:
     program: Annotated[Positional[Path], arg(metavar="PROGRAM")]
     """Folder of a program."""
     target: Annotated[Positional[Path], arg(metavar="TARGET")]
-    """Folder of its target."""
+    """Folder of its target, of ours or a Hugging Face model's."""
     sequences: int = 8
     """Random sequences of each length."""
     length: int = 32
     """Longest random sequence."""
     dtype: Literal["float32", "float64"] | None = None
     """dtype to compare in (default: the program's)."""
+    as_json: AsJson = False
+
+
+@dataclass(frozen=True)
+class Specialize:
+    """Turn a program back into an ordinary transformer, from the program alone, and write it as a folder.
+
+    Example: anyformer specialize demo/programs/dyck -o demo/dyck-again
+    """
+
+    program: Annotated[Positional[Path], arg(metavar="PROGRAM")]
+    """Folder of a program."""
+    output: Output
+    """Folder for the transformer."""
+    to: Literal["anyformer", "huggingface"] = "anyformer"
+    """As a target of ours, or as a Hugging Face model (Llama-like classes)."""
     as_json: AsJson = False
 
 
@@ -164,12 +180,12 @@ def _compile(options: Compile) -> tuple[dict[str, Any], int]:
 
     from anyformer.backbones import MACHINES, Composed, Composition, PathTree
     from anyformer.compiling import compile
-    from anyformer.targets.transformer import Transformer
+    from anyformer.targets.loading import load_target
     from anyformer.verifying import verify
 
     if options.backbone not in MACHINES:
         raise AnyformerError(f"--backbone must be one of {', '.join(MACHINES)}, got {options.backbone!r}")
-    target = Transformer.load(options.target)
+    target = load_target(options.target)
     given: dict[str, Any] = {k: v for k in ("seed", "oversample", "law") if (v := getattr(options, k)) is not None}
     if options.backbone == Composed.name or options.composition_tolerance is not None:
         given["composition"] = Composition.of(target, options.composition_tolerance or 0.0)
@@ -224,10 +240,10 @@ def _verify(options: Verify) -> tuple[dict[str, Any], int]:
     import torch
 
     from anyformer.program import load
-    from anyformer.targets.transformer import Transformer
+    from anyformer.targets.loading import load_target
     from anyformer.verifying import verify
 
-    program, target = load(options.program), Transformer.load(options.target)
+    program, target = load(options.program), load_target(options.target)
     dtype = options.dtype and getattr(torch, options.dtype)
     verdict = verify(program, target, sequences=options.sequences, length=options.length, dtype=dtype)
     if not options.as_json:
@@ -235,6 +251,39 @@ def _verify(options: Verify) -> tuple[dict[str, Any], int]:
 
         show(str(verdict))
     return verdict.to_json(), 0 if verdict.passed else 1
+
+
+def _specialize(options: Specialize) -> tuple[dict[str, Any], int]:
+    from anyformer.exporting import write_huggingface
+    from anyformer.program import load
+    from anyformer.specialising import specialize
+    from anyformer.targets.transformer import Transformer
+
+    program = load(options.program)
+    module = specialize(program)
+    if options.to == "huggingface":
+        written = write_huggingface(module, options.output)
+    elif isinstance(module, Transformer):
+        module.save(options.output, program.token_names)
+        written = module
+    else:
+        raise AnyformerError("no anyformer.Transformer has the class of this program; try --to huggingface")
+    report = module.report
+    result = {
+        "folder": str(options.output),
+        "model": type(written).__name__,
+        "parameters": sum(p.numel() for p in written.parameters()),
+        "features": list(report.features),  # type: ignore[union-attr]
+        "error": report.error,  # type: ignore[union-attr]
+    }
+    if not options.as_json:
+        from anyformer.console import show
+
+        show(
+            f"wrote {options.output}: {result['model']}, {result['parameters']:,} numbers; relative error against the program "
+            f"{result['error']:.1e}"
+        )
+    return result, 0
 
 
 def _inspect(options: Inspect) -> tuple[dict[str, Any], int]:
@@ -278,6 +327,7 @@ COMMANDS: dict[str, Command] = {
     "inspect": Command(Inspect, _inspect, "what a program is, coordinate by coordinate"),
     "compile": Command(Compile, _compile, "a target of yours becomes a program"),
     "verify": Command(Verify, _verify, "a program against its target, outputs and attention"),
+    "specialize": Command(Specialize, _specialize, "a program becomes an ordinary transformer again"),
     "cost": Command(CostCommand, _cost, "width of every machine for a class"),
 }
 """In the order in which a newcomer needs them."""

@@ -28,7 +28,7 @@ def show_commands(commands: dict[str, tuple[str, str]]) -> None:
     """The table of commands: each with one line and one example."""
     show("anyformer: a fixed transformer can be any transformer; its input embedding is the program\n")
     for name, (line, example) in commands.items():
-        show(f"  {name:<9} {line}\n            {example}")
+        show(f"  {name:<10} {line}\n             {example}")
     show("\nanyformer COMMAND --help explains a command; --json prints one JSON object.")
 
 

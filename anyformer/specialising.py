@@ -20,6 +20,7 @@ from anyformer.errors import AnyformerError
 from anyformer.factoring import factor, feature_widths, rank_threshold
 from anyformer.network import Network
 from anyformer.program import Program
+from anyformer.targets.reading import READERS
 from anyformer.targets.writing import write_transformer
 
 CURVE = (1e-1, 3e-2, 1e-2, 3e-3, 1e-3, 1e-4, 1e-5)
@@ -55,6 +56,9 @@ class NetworkModule(nn.Module):
 
     def forward(self, tokens: Tensor, *, mask: Tensor | None = None, positions: Tensor | None = None) -> Tensor:
         return self.network.run(tokens, mask=mask, positions=positions)
+
+
+READERS[NetworkModule] = lambda module: module.network
 
 
 def specialize(program: Program, *, max_error: float | None = None, sequences: int = 4, length: int = 16) -> nn.Module:

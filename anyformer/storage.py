@@ -117,6 +117,11 @@ def _kind_of(folder: Path) -> str | None:
     return None
 
 
+def holds_ours(folder: Path) -> bool:
+    """Whether a folder holds (or held, before it was damaged) something that this library wrote, of whatever kind."""
+    return _kind_of(folder) is not None
+
+
 def _committed_text(folder: Path) -> str:
     with safe_open(folder / MODEL, framework="pt") as handle:
         return (handle.metadata() or {}).get("anyformer") or ""

@@ -28,16 +28,24 @@ from anyformer.errors import AnyformerError, require_size
 from anyformer.network import Network
 from anyformer.operators.kernels import TIE
 from anyformer.program import Program
-from anyformer.targets.reading import network_class
+from anyformer.targets.reading import network_class, registered
 from anyformer.targets.transformer import Transformer
 
 OwnForward = Callable[[Any, Tensor, Tensor | None, Tensor | None], tuple[Tensor, list[Tensor]]]
 """(module, tokens, mask, positions) -> logits and the patterns of every attention layer, by the module's own code."""
 
-OWN_FORWARD: dict[type, OwnForward] = {
-    Transformer: lambda module, tokens, mask, positions: module.with_patterns(tokens, mask=mask, positions=positions)
+
+def _own_huggingface(model: Any, tokens: Tensor, mask: Tensor | None, positions: Tensor | None) -> tuple[Tensor, list[Tensor]]:
+    from anyformer.targets.huggingface import own_forward
+
+    return own_forward(model, tokens, mask, positions)
+
+
+OWN_FORWARD: dict[type | str, OwnForward] = {
+    Transformer: lambda module, tokens, mask, positions: module.with_patterns(tokens, mask=mask, positions=positions),
+    "transformers.modeling_utils.PreTrainedModel": _own_huggingface,
 }
-"""Module type -> its own forward with patterns. A target of your own is one entry."""
+"""Module type (or its full name) -> its own forward with patterns. A target of your own is one entry."""
 
 COVERED_ROWS = 4096
 
@@ -140,7 +148,7 @@ def verify(
     the target has no forward of its own, or does not fit the program.
     """
     source = target.source if isinstance(target, Network) else target
-    own = next((OWN_FORWARD[kind] for kind in type(source).__mro__ if kind in OWN_FORWARD), None) if source is not None else None
+    own = None if source is None else registered(OWN_FORWARD, source)
     if source is None or own is None:
         what = (
             "this Network has no source"
