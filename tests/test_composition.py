@@ -5,6 +5,7 @@ Targets are random networks many of whose products are exactly zero: every branc
 
 import json
 from functools import cache
+from pathlib import Path
 
 import jaxtyping
 import pytest
@@ -26,6 +27,7 @@ from anyformer.network import Branch, Network, Stage
 from anyformer.operators import Attention, Causal, Gate, Identity, Normed, RMSNorm
 from anyformer.targets.reading import network_class, read
 
+README = Path(__file__).parent.parent / "README.md"
 D = 4
 KINDS = (
     "attention only",
@@ -306,6 +308,14 @@ def test_parallel_chains_have_linear_width(layers):
     assert machine.width == 2 * H * d + H * ((layers - 1) * 2 * d + d_in)
     assert PathTree.width_of(PathTree.recipe_for(network_class(target))) == H * 2 * d * (H**layers - 1) // 2 + H**layers * d_in
     af.verify(af.compile(target, machine), target, sequences=1, length=4).raise_if_not()
+
+
+def test_the_readme_states_the_width():
+    config = af.TransformerConfig(vocab=30, heads=2, layers=4, head_dim=30, features=30)
+    machine = Composed.for_class(config, composition=Composition.chains(config))
+    assert f"| 2280 if everything feeds everything, {machine.width} for two parallel chains |" in README.read_text(
+        encoding="utf-8"
+    )
 
 
 def test_forty_layers_of_four_heads():
