@@ -5,8 +5,8 @@
 
 The laws: a value (JSON, hash, digest); linear in the values, ``contract = sum_g apply_g``, part by part; rows of a pattern sum to 1; batch
 rows do not see each other; padding is neutral; float32 agrees with float64; gradients stay finite. And the theorem itself: a
-network with this operator beside a residual branch runs equally as :meth:`Network.run`, as the folded path tree and as the
-literal 0/1 machine.
+network with this operator beside a residual branch runs equally as :meth:`Network.run`, as the folded path tree, as a stored
+program, and as the literal 0/1 machines of both; where the operator says that it is cacheable, from a cache as well.
 """
 
 import dataclasses
@@ -17,12 +17,12 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from anyformer.backbones import Looped, PathTree
+from anyformer.backbones import Looped, PathTree, StoredProgram
 from anyformer.compiling import compile
 from anyformer.errors import AnyformerError
 from anyformer.maps import ConstantMap, DenseMap, IdentityMap, LinearMap, LowRankMap
 from anyformer.network import Branch, Network, Stage, inner_operator
-from anyformer.operators import Attention, Context, Gate, Identity, Operator
+from anyformer.operators import Attention, Cache, Context, Gate, Identity, Operator
 
 LENGTH, FEATURES, VOCAB, OUTPUTS = 5, 4, 6, 3
 
@@ -207,6 +207,8 @@ class OperatorConformance:
         tokens = torch.randint(VOCAB, (3, LENGTH), generator=generator)
         inner = inner_operator(self.operator)
         layouts = ("folded",) if isinstance(inner, Gate) else ("folded", "masked")
+        stored = StoredProgram.for_class(network)
+        constants = compile(network, stored)
         for mask in (None, _padding()):
             patterns: list[Tensor] = []
             expected = network.run(tokens, mask=mask, patterns=patterns)
@@ -214,12 +216,27 @@ class OperatorConformance:
             close(trace.logits, expected)
             close(trace.patterns, patterns)
             close(looped(tokens, loop, mask=mask), expected)
+            close(stored(tokens, constants, mask=mask), expected)
+            close(stored.literal()(tokens, constants, mask=mask), expected)
             close(looped.literal()(tokens, loop, mask=mask), expected)
             for layout in layouts:
                 seen: list[Tensor] = []
                 close(machine.literal(layout)(tokens, program, mask=mask, patterns=seen), expected)
                 if isinstance(inner, Attention):
                     close(seen, patterns)
+
+    def test_a_run_may_go_on_from_a_cache_where_the_operator_says_so(self) -> None:
+        generator = _seeded(9)
+        network = self.network(generator)
+        machine = StoredProgram.for_class(network)
+        program = compile(network, machine)
+        tokens = torch.randint(VOCAB, (3, LENGTH), generator=generator)
+        mask, cache = _padding(), Cache()
+        if not self.operator.cacheable:
+            assert not machine.cacheable
+            return
+        parts = [machine(tokens[:, part], program, mask=mask[:, part], cache=cache) for part in (slice(0, 2), slice(2, LENGTH))]
+        close(torch.cat(parts, 1)[mask], machine(tokens, program, mask=mask)[mask])
 
 
 def _seeded(seed: int) -> torch.Generator:

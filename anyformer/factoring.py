@@ -53,7 +53,7 @@ def factor(program: Program, cutoff: float | None = None) -> Network:
 
 def feature_widths(network: Network) -> tuple[int, ...]:
     """Features of the stream before the first stage and after each one (the constant feature not counted)."""
-    widths = [network.embedding.shape[1]] + [s.branches[0].map.to_dense().shape[2] for s in network.stages]
+    widths = [network.embedding.shape[1]] + [s.width for s in network.stages]
     return tuple(w - network.constant for w in widths)
 
 
@@ -128,7 +128,7 @@ class _Factoring:
             op, end = bank.branch.operator, bank.child_at + bank.branch.operator.count * self.tree.widths[s + 1]
             if isinstance(op, Normed):
                 own = torch.zeros(op.count, op.reads, dtype=torch.bool)
-                own[:, op.inner.reads :] = True
+                own[:, op.scaled_reads :] = True
                 reads = slice(bank.read_at, bank.read_at + op.count * op.reads)
                 fixed[reads], behind[reads] = own.flatten(), ~own.flatten()
                 behind[bank.child_at : end] = op.scale_values

@@ -1,4 +1,4 @@
-"""Maps of features, ``X -> X M_g`` for a bank of g = 1..count matrices: dense, low rank, identity, or read from the constant.
+"""Maps of features, ``X -> X M_g`` for a bank of g = 1..count matrices: dense, low rank, diagonal, identity, or read from the constant.
 
 Each map is applied in two halves around an operator, ``op(enter(X))`` then ``leave``, so that a low-rank map mixes tokens
 at its rank; ``pull`` multiplies a matrix of later reads from the left, which is all that compilation needs. ``to_dense`` is
@@ -11,17 +11,22 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
-MapKind = Literal["identity", "constant", "general"]
+MapKind = Literal["identity", "constant", "diagonal", "centred", "general"]
 
 
 class LinearMap(ABC):
     """A bank of ``count`` matrices (D, D')."""
 
     kind: MapKind = "general"
-    """What a class knows of the map: the identity (plus a bias), a read of the constant feature alone, or anything."""
+    """What a class knows of the map: the identity (plus a bias), a read of the constant feature alone, a diagonal (after centring), or
+    anything."""
+
+    rank: int | None = None
+    """The inner width of a low-rank map; None where there is none."""
 
     @property
     @abstractmethod
@@ -92,6 +97,10 @@ class LowRankMap(LinearMap):
     @property
     def count(self) -> int:
         return self.left.shape[0]
+
+    @property
+    def rank(self) -> int:  # type: ignore[override]
+        return self.left.shape[2]
 
     def enter(self, x: Tensor) -> Tensor:
         return torch.einsum("bnd,gdr->bngr", x, self.left)
@@ -169,3 +178,44 @@ class ConstantMap(LinearMap):
 
     def tensors(self) -> tuple[Tensor, ...]:
         return (self.rows,)
+
+
+@dataclass(frozen=True, eq=False)
+class DiagonalMap(LinearMap):
+    """``diag(weights)`` on the first features (the weight of a norm), for LayerNorm behind the centring matrix: ``(I - 11^T/D) diag(weights)``.
+
+    The stream has ``features`` of them before and ``out`` after: one more than the D weights where it holds the constant feature, which
+    is neither read nor written.
+    """
+
+    weights: Float[Tensor, "D"]
+    features: int
+    out: int
+    centred: bool = False
+    count = 1  # type: ignore[assignment]
+
+    @property
+    def kind(self) -> MapKind:  # type: ignore[override]
+        return "centred" if self.centred else "diagonal"
+
+    def enter(self, x: Tensor) -> Tensor:
+        x = x[..., : len(self.weights)]
+        return (x - x.mean(-1, keepdim=True) if self.centred else x)[:, :, None]
+
+    def leave(self, mixed: Tensor) -> Tensor:
+        return F.pad(mixed[:, :, 0] * self.weights, (0, self.out - len(self.weights)))
+
+    def pull(self, reads: Tensor) -> Tensor:
+        rows = self.weights.to(reads.dtype)[:, None] * reads[: len(self.weights)]
+        if self.centred:
+            rows = rows - rows.mean(0, keepdim=True)
+        return F.pad(rows, (0, 0, 0, self.features - len(self.weights)))[None]
+
+    def to_dense(self) -> Tensor:
+        matrix = torch.diag(self.weights)
+        if self.centred:
+            matrix = matrix - matrix.mean(0, keepdim=True)
+        return F.pad(matrix, (0, self.out - len(self.weights), 0, self.features - len(self.weights)))[None]
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        return (self.weights,)

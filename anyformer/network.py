@@ -7,7 +7,7 @@ reference of everything else. ``NetworkClass`` is the same list without tensors:
 fixed backbone may know of its targets.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -18,23 +18,45 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from anyformer.errors import AnyformerError, OutsideClass, require_choice, require_size
-from anyformer.maps import LinearMap
+from anyformer.maps import DiagonalMap, LinearMap, LowRankMap
 from anyformer.operators import Attention, Context, Gate, Identity, Normed, Operator, TokenMap
 from anyformer.operators.operator import INTEGERS
 from anyformer.spec import Spec
 
+READS = ("general", "features")
+"""What a class knows of probe columns: anything, or the features themselves."""
+
 
 @dataclass(frozen=True)
 class BranchClass(Spec):
-    """A bank of branches without its tensors: the operator, and what kind of map ("identity", "constant", "general")."""
+    """A bank of branches without its tensors: the operator, and what kind of map ("identity", "constant", "diagonal", "centred",
+    "general").
+
+    The other fields say how many numbers describe it, which a stored program needs to know and a path tree does not: the ``rank`` of
+    general maps (None: dense), ``kv_heads`` (heads of one group share their keys and values; None: each has its own), and whether its
+    ``reads`` are anything ("general") or the "features" themselves.
+    """
 
     operator: Operator
     map: str = "general"
+    rank: int | None = None
+    kv_heads: int | None = None
+    reads: str = "general"
 
     def __post_init__(self) -> None:
-        require_choice("BranchClass", "map", self.map, ("identity", "constant", "general"))
+        require_choice("BranchClass", "map", self.map, ("identity", "constant", "diagonal", "centred", "general"))
+        require_choice("BranchClass", "reads", self.reads, READS)
+        for name in ("rank", "kv_heads"):
+            if getattr(self, name) is not None:
+                require_size("BranchClass", name, getattr(self, name))
         if not isinstance(self.operator, Operator):
             raise AnyformerError(f"BranchClass: operator must be an Operator, got {type(self.operator).__name__}")
+        if self.kv_heads is not None and self.operator.count % self.kv_heads:
+            raise AnyformerError(f"BranchClass: kv_heads must divide {self.operator.count} heads, got {self.kv_heads}")
+
+    def for_tree(self) -> "BranchClass":
+        """What a path tree depends on: the operator, and whether the map is the identity or reads the constant feature alone."""
+        return BranchClass(self.operator, self.map if self.map in ("identity", "constant") else "general")
 
     @property
     def is_residual(self) -> bool:
@@ -49,15 +71,28 @@ class BranchClass(Spec):
 
 @dataclass(frozen=True)
 class StageClass(Spec):
-    """A stage without its tensors: its banks of branches, and the width of the columns that they share (a norm's)."""
+    """A stage without its tensors: its banks of branches, and the width of the columns that they share (a norm's).
+
+    ``width`` (D', the constant feature counted) is that of the stream after it, ``shared_reads`` whether the shared columns are anything
+    ("general") or the "features" themselves: like the finer fields of :class:`BranchClass`, for stored programs.
+    """
 
     branches: tuple[BranchClass, ...]
+    width: int | None = None
+    shared_reads: str = "general"
 
     def __post_init__(self) -> None:
         if not self.branches:
             raise AnyformerError("StageClass: a stage needs at least one branch")
         if len({b.operator.shared for b in self.branches if b.operator.shared}) > 1:
             raise AnyformerError("StageClass: branches of one stage must share the same norm columns")
+        require_choice("StageClass", "shared_reads", self.shared_reads, READS)
+        if self.width is not None:
+            require_size("StageClass", "width", self.width)
+
+    def for_tree(self) -> "StageClass":
+        """What a path tree depends on."""
+        return StageClass(tuple(b.for_tree() for b in self.branches))
 
     @cached_property
     def shared(self) -> int:
@@ -100,7 +135,8 @@ class NetworkClass(Spec):
     """Operators and sizes, no tensors: what every machine is built from.
 
     ``outputs`` is the width of a leaf (vocabulary if there is a read-out, else features), ``features`` D, ``max_positions`` the
-    length of a position table or None. A machine that does not depend on features or vocabulary holds None there.
+    length of a position table or None, ``constant`` whether the stream holds the constant feature beside the D. A machine that does not
+    depend on features or vocabulary holds None there.
     """
 
     stages: tuple[StageClass, ...]
@@ -108,6 +144,7 @@ class NetworkClass(Spec):
     features: int | None = None
     vocab: int | None = None
     max_positions: int | None = None
+    constant: bool = False
 
     def __post_init__(self) -> None:
         require_size("NetworkClass", "outputs", self.outputs)
@@ -119,7 +156,7 @@ class NetworkClass(Spec):
 
     def for_tree(self) -> "NetworkClass":
         """What a path tree depends on: stages and outputs (features, vocabulary and positions are the program's)."""
-        return NetworkClass(self.stages, self.outputs)
+        return NetworkClass(tuple(s.for_tree() for s in self.stages), self.outputs)
 
     @property
     def layers(self) -> int:
@@ -139,28 +176,62 @@ def inner_operator(operator: Operator) -> Operator:
 
 @dataclass(frozen=True, eq=False)
 class Branch:
-    """A bank of branches: an operator, its own probe columns (D, count * reads; branch by branch), and a bank of maps."""
+    """A bank of branches: an operator, its own probe columns (D, count * reads; branch by branch), and a bank of maps.
+
+    ``kv_heads`` declares that the heads of each group have the same key columns and the same left factor of their map; ``reads`` =
+    "features" that the probe columns are the features themselves. Declared facts are checked and make stored programs smaller.
+    """
 
     operator: Operator
     probes: Float[Tensor, "D reads"] | None
     map: LinearMap
+    kv_heads: int | None = None
+    reads: str = "general"
+
+    def branch_class(self) -> BranchClass:
+        """This bank without its tensors."""
+        return BranchClass(self.operator, self.map.kind, self.map.rank, self.kv_heads, self.reads)
 
 
 @dataclass(frozen=True, eq=False)
 class Stage:
-    """A sum of branches; ``shared`` (D, shared) are the probe columns that they read in common."""
+    """A sum of branches; ``shared`` (D, shared) are the probe columns that they read in common (``shared_reads`` = "features": the
+    features themselves)."""
 
     branches: tuple[Branch, ...]
     shared: Float[Tensor, "D shared"] | None = None
+    shared_reads: str = "general"
+
+    @property
+    def width(self) -> int:
+        """D': the width of the stream after this stage."""
+        return map_shape(self.branches[0].map, 0)[1]
 
     def network_class(self) -> StageClass:
         """This stage without its tensors."""
-        return StageClass(tuple(BranchClass(b.operator, b.map.kind) for b in self.branches))
+        return StageClass(tuple(b.branch_class() for b in self.branches), self.width, self.shared_reads)
 
     def probes(self) -> list[Tensor]:
         """All probe columns in the order of the layout: shared first, then each bank's own."""
         own = [b.probes for b in self.branches if b.probes is not None]
         return own if self.shared is None else [self.shared, *own]
+
+
+class LazyStages(Sequence[Stage]):
+    """Stages that are made each time they are looked at: a large target is then never held twice. ``makers`` give one or more stages each,
+    as many whenever they are called."""
+
+    def __init__(self, makers: Sequence[Callable[[], tuple[Stage, ...]]]):
+        self._makers = [(maker, i) for maker in makers for i in range(len(maker()))]
+
+    def __getitem__(self, s: Any) -> Any:
+        if isinstance(s, slice):
+            return tuple(self[i] for i in range(*s.indices(len(self))))
+        maker, i = self._makers[s]
+        return maker()[i]
+
+    def __len__(self) -> int:
+        return len(self._makers)
 
 
 @dataclass(frozen=True, eq=False)
@@ -172,7 +243,7 @@ class Network:
     """
 
     embedding: Float[Tensor, "vocab D"]
-    stages: tuple[Stage, ...]
+    stages: Sequence[Stage]
     readout: Float[Tensor, "D_out outputs"] | None = None
     positions: Float[Tensor, "n_max D"] | None = None
     constant: bool = False
@@ -184,7 +255,7 @@ class Network:
         if problems:
             raise OutsideClass("this network is not well formed", problems)
 
-    @property
+    @cached_property
     def network_class(self) -> NetworkClass:
         """The class of the network: everything but its tensors."""
         return NetworkClass(
@@ -193,13 +264,14 @@ class Network:
             features=self.embedding.shape[1] - self.constant,
             vocab=self.embedding.shape[0],
             max_positions=None if self.positions is None else self.positions.shape[0],
+            constant=self.constant,
         )
 
     def final_readout(self) -> Float[Tensor, "D_out outputs"]:
         """The read-out, or the identity on the features where there is none (the constant feature is no output)."""
         if self.readout is not None:
             return self.readout
-        width = self.stages[-1].branches[0].map.to_dense().shape[2] if self.stages else self.embedding.shape[1]
+        width = self.stages[-1].width if self.stages else self.embedding.shape[1]
         identity = torch.eye(width, dtype=self.embedding.dtype, device=self.embedding.device)
         return identity[:, :-1] if self.constant else identity
 
@@ -213,9 +285,9 @@ class Network:
             return replace(m, **{k: cast(v) for k, v in vars(m).items()})  # type: ignore[type-var]
 
         def cast_branch(b: Branch) -> Branch:
-            return Branch(b.operator, cast(b.probes), cast_map(b.map))
+            return replace(b, probes=cast(b.probes), map=cast_map(b.map))
 
-        stages = tuple(Stage(tuple(map(cast_branch, s.branches)), cast(s.shared)) for s in self.stages)
+        stages = tuple(replace(s, branches=tuple(map(cast_branch, s.branches)), shared=cast(s.shared)) for s in self.stages)
         return replace(
             self, embedding=cast(self.embedding), stages=stages, readout=cast(self.readout), positions=cast(self.positions)
         )
@@ -248,12 +320,12 @@ class Network:
             x = total
         return x @ self.final_readout()
 
-    def tensors(self) -> Sequence[Tensor]:
-        """All tensors of the network."""
-        own = [self.embedding, self.positions, self.readout]
+    def tensors(self) -> Iterator[Tensor]:
+        """All tensors of the network, one after the other."""
+        yield from (t for t in (self.embedding, self.positions, self.readout) if t is not None)
         for stage in self.stages:
-            own += [stage.shared, *(b.probes for b in stage.branches), *(t for b in stage.branches for t in b.map.tensors())]
-        return [t for t in own if t is not None]
+            own = [stage.shared, *(b.probes for b in stage.branches), *(t for b in stage.branches for t in b.map.tensors())]
+            yield from (t for t in own if t is not None)
 
 
 def apply_operator(op: Operator, shared: Tensor | None, x: Tensor, probes: Tensor | None, ctx: Context) -> TokenMap:
@@ -298,6 +370,8 @@ def _shape_problems(network: Network):
         got = 0 if stage.shared is None else stage.shared.shape[1]
         if got != wanted or (stage.shared is not None and stage.shared.shape[0] != width):
             yield f"stage {s + 1}: shared probes must have shape ({width}, {wanted})"
+        elif stage.shared_reads == "features" and not _are_features(stage.shared, network.constant):
+            yield f"stage {s + 1}: its shared reads are declared to be the features, but are not the identity on them"
         for b, branch in enumerate(stage.branches):
             where, op = f"stage {s + 1}, bank {b + 1}", branch.operator
             got = (width, 0) if branch.probes is None else tuple(branch.probes.shape)
@@ -309,11 +383,13 @@ def _shape_problems(network: Network):
                     yield f"{where}: bias probes may read the constant (last) feature only"
             if branch.map.count != op.count:
                 yield f"{where}: {branch.map.count} maps for {op.count} branches"
+            else:
+                yield from (f"{where}: {problem}" for problem in _declared_problems(branch, network.constant))
             if branch.map.kind != "general" and branch.map.features != width:  # type: ignore[attr-defined]
                 yield f"{where}: the map is made for {branch.map.features} features, the stream has {width}"  # type: ignore[attr-defined]
             if branch.map.kind == "constant" and not network.constant:
                 yield f"{where}: a constant map needs constant=True"
-            shapes.add(tuple(_map_shape(branch.map, width)))
+            shapes.add(tuple(map_shape(branch.map, width)))
         if len(shapes) > 1 or next(iter(shapes))[0] != width:
             yield f"stage {s + 1}: maps have shapes {sorted(shapes)}; all need ({width}, D') for one D'"
         width = next(iter(shapes))[1]
@@ -321,7 +397,47 @@ def _shape_problems(network: Network):
         yield f"the read-out has {network.readout.shape[0]} rows, the last stream {width} features"
 
 
-def _map_shape(m: LinearMap, width: int) -> tuple[int, int]:
+def _are_features(columns: Tensor | None, constant: bool) -> bool:
+    """Whether probe columns are the features themselves (all but the constant one)."""
+    if columns is None or columns.is_meta:
+        return columns is not None
+    identity = torch.eye(columns.shape[0], dtype=columns.dtype, device=columns.device)
+    return torch.equal(columns.detach(), identity[:, :-1] if constant else identity)
+
+
+def _declared_problems(branch: Branch, constant: bool) -> Iterator[str]:
+    """Declared facts that are not so."""
+    op = branch.operator
+    if branch.reads == "features" and not _are_features(branch.probes, constant):
+        yield "its reads are declared to be the features, but its probes are not the identity on them"
+    if branch.kv_heads is None:
+        return
+    inner = inner_operator(op)
+    if not isinstance(inner, Attention) or not isinstance(branch.map, LowRankMap) or op.count % branch.kv_heads:
+        yield f"kv_heads = {branch.kv_heads} needs attention whose heads it divides, with low-rank maps"
+    elif branch.probes is not None and not branch.probes.is_meta:
+        heads = branch.probes.detach().unflatten(1, (branch.kv_heads, -1, op.reads))
+        keys, left = heads[..., list(key_reads(op))], branch.map.left.detach().unflatten(0, (branch.kv_heads, -1))
+        for what, shared in (("key columns", keys.permute(1, 2, 0, 3)), ("left factors", left)):
+            if bool(shared.ne(shared[:, :1]).any()):
+                yield f"heads of one group must share their {what} (kv_heads = {branch.kv_heads})"
+
+
+def key_reads(op: Operator) -> tuple[int, ...]:
+    """Which own reads of an attention bank, bare or behind a norm, belong to keys."""
+    inner = inner_operator(op)
+    assert isinstance(inner, Attention)
+    d = inner.head_dim
+    keys = [i for i in range(inner.reads) if (i // d) % 2]
+    if isinstance(op, Normed) and op.bias:
+        keys += [inner.reads + i for i in keys if i < op.scaled_reads]
+    return tuple(keys)
+
+
+def map_shape(m: LinearMap, width: int) -> tuple[int, int]:
+    """Rows and columns of each matrix of a bank."""
+    if isinstance(m, DiagonalMap):
+        return m.features, m.out
     if m.kind == "identity":
         return m.features, m.features  # type: ignore[attr-defined]
     if m.kind == "constant":

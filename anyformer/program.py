@@ -16,11 +16,12 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from anyformer.errors import AnyformerError
+from anyformer.errors import AnyformerError, require_size
 from anyformer.memory import approximate, human_bytes, require_memory
 from anyformer.network import NetworkClass, check_positions, check_tokens
 from anyformer.operators import Context
 from anyformer.recipe import Recipe
+from anyformer.spec import Spec
 from anyformer.storage import patiently, read_folder, write_folder
 
 KIND = "anyformer-program"
@@ -28,13 +29,35 @@ DENSE_LIMIT = 2**31
 """``Program.embedding`` refuses to build a dense view above this many bytes."""
 
 
+@dataclass(frozen=True)
+class Placement(Spec):
+    """Where a smaller target stands inside a larger machine: its stages are the machine's ``stages``, the branches of its banks the
+    machine's ``branches`` (stage by stage and bank by bank; a number: so many of the first ones), its outputs the first ``outputs``."""
+
+    stages: tuple[int, ...]
+    branches: tuple[tuple[tuple[int, ...] | int, ...], ...]
+    outputs: int
+
+    def __post_init__(self) -> None:
+        require_size("Placement", "outputs", self.outputs)
+        if len(self.stages) != len(self.branches):
+            raise AnyformerError(f"Placement: {len(self.stages)} stages, branches of {len(self.branches)}")
+        for i in self.stages:
+            require_size("Placement", "a stage", i, 0)
+        for bank in (bank for stage in self.branches for bank in stage):
+            for i in bank if isinstance(bank, tuple) else (bank,):
+                require_size("Placement", "a branch", i, 0)
+        if any(later <= earlier for earlier, later in zip(self.stages, self.stages[1:], strict=False)):
+            raise AnyformerError(f"Placement: stages must increase, got {self.stages}")
+
+
 @dataclass(frozen=True, eq=False)
 class Program:
     """The embedding of a machine, in its columns.
 
     tokens (vocab, a) at coordinates ``token_at`` (a,); positions (n_max, b) at ``position_at`` (b,), or None; constants (c,) at
-    ``constant_at`` (c,); coordinates in none of them are 0. ``readout`` (width, out) is None where the read-out is the
-    machine's own. ``recipe`` says which machine, ``fingerprint`` is its name.
+    ``constant_at`` (c,), None: at the first c; coordinates in none of them are 0. ``readout`` (width, out) is None where the read-out is the
+    machine's own. ``recipe`` says which machine, ``fingerprint`` is its name. ``placement`` is None where the program fills its machine.
     """
 
     recipe: Recipe
@@ -47,6 +70,7 @@ class Program:
     constant_at: Int[Tensor, "c"] | None = None
     readout: Float[Tensor, "m out"] | None = None
     token_names: tuple[str, ...] | None = None
+    placement: Placement | None = None
     provenance: dict[str, Any] = field(default_factory=dict)
     report: dict[str, Any] | None = None
 
@@ -111,7 +135,8 @@ class Program:
         out = out.index_copy(-1, at, rows)
         if constants is None:
             return out
-        assert self.constant_at is not None
+        if self.constant_at is None:
+            return torch.cat((constants.expand(*rows.shape[:-1], -1), out[..., len(constants) :]), -1)
         return out.index_copy(-1, self.constant_at, constants.expand(*rows.shape[:-1], -1))
 
     def state(self, tokens: Int[Tensor, "batch n"], ctx: Context) -> Float[Tensor, "batch n m"]:
@@ -161,6 +186,7 @@ class Program:
             "fingerprint": self.fingerprint,
             "width": self.width,
             "token_names": None if self.token_names is None else list(self.token_names),
+            "placement": None if self.placement is None else self.placement.to_json(),
             "provenance": self.provenance,
             "report": self.report,
         }
@@ -206,7 +232,8 @@ def load(folder: str | Path) -> Program:
         if name == "tokens" or name in stored.shapes or at in stored.shapes:
             count = (stored.shapes.get(name) or (0,))[-1]
             expected[name] = ((count,) if name == "constants" else (None, count), None)
-            expected[at] = ((count,), torch.int64)
+            if name != "constants" or at in stored.shapes:
+                expected[at] = ((count,), torch.int64)
     if "readout" in stored.shapes:
         expected["readout"] = ((width, None), None)
     stored.expect(expected)
@@ -218,10 +245,13 @@ def load(folder: str | Path) -> Program:
         if not isinstance(config.get(name), dict | None):
             raise AnyformerError(f"{folder}: its {name} is not a JSON object")
     require_memory(sum(8 * torch.Size(s).numel() for s in stored.shapes.values()), f"the program in {folder}")
+    placement = None if config.get("placement") is None else Placement.from_json(config["placement"])
     tensors = stored.tensors()
     about: dict[str, Any] = tensors | {"provenance": config.get("provenance") or {}, "report": config.get("report")}
     try:
-        return Program(recipe=recipe, width=width, token_names=None if names is None else tuple(names), **about)
+        return Program(
+            recipe=recipe, width=width, token_names=None if names is None else tuple(names), placement=placement, **about
+        )
     except AnyformerError as error:
         raise AnyformerError(f"{folder}: {error}") from None
 
@@ -232,19 +262,29 @@ def _problems(p: Program) -> Iterator[str]:
         yield f"width {p.width}, its machine has {p.recipe.machine_width()}"
     for name in ("tokens", "positions", "constants"):
         columns, at = getattr(p, name), getattr(p, f"{name.rstrip('s')}_at")
-        if (columns is None) != (at is None):
-            yield f"{name} and {name.rstrip('s')}_at go together"
-        elif columns is not None:
-            if columns.ndim != (1 if name == "constants" else 2) or at.shape != columns.shape[-1:]:
-                yield f"{name} have shape {tuple(columns.shape)} for {tuple(at.shape)} coordinates"
-            elif at.numel() and not (int(at.min()) >= 0 and int(at.max()) < p.width):
-                yield f"{name.rstrip('s')}_at points outside of the {p.width} coordinates"
-            elif columns.dtype != p.tokens.dtype or not columns.is_floating_point():
-                yield f"{name} are {columns.dtype}; all columns need one floating dtype"
+        yield from _column_problems(p, name, columns, at)
     written = [at for at in (p.token_at, p.constant_at) if at is not None]
     for what, at in (("coordinate", torch.cat(written)), ("position coordinate", p.position_at)):
         if at is not None and at.unique().numel() != at.numel():
             yield f"one {what} is written twice"
+    if p.constants is not None and p.constant_at is None and bool((p.token_at < len(p.constants)).any()):
+        yield "one coordinate is written twice"
     names = p.token_names
     if names is not None and not (len(names) == p.vocab and all(isinstance(n, str) for n in names)):
         yield f"{p.vocab} token names expected, got {names!r:.80}"
+
+
+def _column_problems(p: Program, name: str, columns: Tensor | None, at: Tensor | None) -> Iterator[str]:
+    """What does not fit together in columns ``name`` and their coordinates."""
+    if columns is None or (at is None and name != "constants"):
+        if (columns is None) != (at is None):
+            yield f"{name} and {name.rstrip('s')}_at go together"
+        return
+    if columns.ndim != (1 if name == "constants" else 2) or columns.shape[-1:] != (columns if at is None else at).shape[-1:]:
+        yield f"{name} have shape {tuple(columns.shape)}" + ("" if at is None else f" for {tuple(at.shape)} coordinates")
+    elif (at is None and len(columns) > p.width) or (
+        at is not None and at.numel() and not 0 <= int(at.min()) <= int(at.max()) < p.width
+    ):
+        yield f"{name.rstrip('s')}_at points outside of the {p.width} coordinates"
+    elif columns.dtype != p.tokens.dtype or not columns.is_floating_point():
+        yield f"{name} are {columns.dtype}; all columns need one floating dtype"

@@ -2,6 +2,8 @@
 
     program  ->  the smallest Network that unrolls to it (:mod:`anyformer.factoring`)  ->  a module of our own family
 
+(a stored program holds its network's own numbers: they are read back)
+
 (the first Futamura projection), from the program alone, at the target's own size and speed.
 """
 
@@ -13,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from anyformer import philox
+from anyformer.backbones import StoredProgram
 from anyformer.errors import AnyformerError
 from anyformer.factoring import factor, feature_widths, rank_threshold
 from anyformer.network import Network
@@ -75,7 +78,7 @@ def specialize(program: Program, *, max_error: float | None = None, sequences: i
     scale = max(float(expected.abs().max()), 1e-30)
 
     def attempt(cutoff: float | None) -> tuple[nn.Module, Network, float]:
-        network = factor(program, cutoff)
+        network = network_of(program, cutoff)
         written = (
             write_transformer(network, program.token_names, cutoff or rank_threshold(program), bias) for bias in (False, True)
         )
@@ -92,7 +95,9 @@ def specialize(program: Program, *, max_error: float | None = None, sequences: i
 
     curve: list[CurvePoint] = []
     tries: list[tuple[nn.Module, Network, float]] = []
-    if max_error is not None or program.provenance.get("made_by") != "compile":
+    if not isinstance(program.machine(), StoredProgram) and (
+        max_error is not None or program.provenance.get("made_by") != "compile"
+    ):
         for cutoff in CURVE:
             tries.append(attempt(cutoff))
             curve.append(CurvePoint(cutoff, max(feature_widths(tries[-1][1])), tries[-1][2]))
@@ -111,6 +116,14 @@ def specialize(program: Program, *, max_error: float | None = None, sequences: i
         module = NetworkModule(network.to(program.dtype))
     module.report = Specialization(feature_widths(network), error, ordinary, tuple(curve) if len(curve) > 1 else ())  # type: ignore[assignment]
     return module
+
+
+def network_of(program: Program, cutoff: float | None = None) -> Network:
+    """The network (float64) that a program is: what a stored program stores, else the smallest that unrolls to it."""
+    machine = program.machine()
+    if isinstance(machine, StoredProgram):
+        return machine.network(program.detach().to(torch.float64))
+    return factor(program, cutoff)
 
 
 def _samples(program: Program, sequences: int, length: int) -> Tensor:

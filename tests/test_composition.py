@@ -24,7 +24,7 @@ from anyformer.conformance import close
 from anyformer.errors import AnyformerError, OutsideClass
 from anyformer.maps import ConstantMap, DenseMap, IdentityMap, LinearMap, LowRankMap
 from anyformer.network import Branch, Network, Stage
-from anyformer.operators import Attention, Causal, Gate, Identity, Normed, RMSNorm
+from anyformer.operators import Attention, Cache, Causal, Gate, Identity, Normed, RMSNorm
 from anyformer.targets.reading import network_class, read
 
 README = Path(__file__).parent.parent / "README.md"
@@ -397,6 +397,18 @@ def test_a_batch_is_run_in_blocks_of_rows(monkeypatch):
     together = machine(**batch, program=program)
     monkeypatch.setattr(folding, "BLOCK_BYTES", 4 * machine.width * 4)
     close(machine(**batch, program=program), together, 1e-12)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_runs_go_on_from_a_cache(kind):
+    """Heads whose children differ are contracted in parts, each of which remembers its own values."""
+    network = scattered(kind, heads=3, seed=7)
+    machine = composed(network)
+    program, batch = af.compile(network, machine), inputs(network)[1]
+    cache = Cache()
+    steps = [{k: v[:, a:b] for k, v in batch.items()} for a, b in ((0, 1), (1, 3), (3, 4))]
+    logits = torch.cat([machine(**step, program=program, cache=cache) for step in steps], 1)
+    close(logits[batch["mask"]], machine(**batch, program=program)[batch["mask"]])
 
 
 def test_the_path_tree_of_a_wide_class_is_refused_by_memory():

@@ -137,7 +137,9 @@ def test_all_problems_at_once(as_shipped):
 
 
 CLASS_PROBLEMS = {
-    r"BranchClass: map must be one of 'identity', 'constant', 'general', got 'other'": lambda: BranchClass(HEADS, "other"),
+    r"BranchClass: map must be one of 'identity', 'constant', 'diagonal', 'centred', 'general', got 'other'": lambda: BranchClass(
+        HEADS, "other"
+    ),
     r"BranchClass: operator must be an Operator, got Causal": lambda: BranchClass(Causal()),  # type: ignore[arg-type]
     r"StageClass: a stage needs at least one branch": lambda: StageClass(()),
     r"StageClass: branches of one stage must share the same norm columns": lambda: StageClass(
@@ -194,7 +196,7 @@ def test_networks_without_stages():
     close(network().run(tokens), network().embedding[tokens])
     constant = network(embedding=torch.cat((draw(6, 5, 2), torch.ones(5, 1).double()), 1), constant=True)
     close(constant.run(tokens), constant.embedding[tokens][..., :-1])
-    assert constant.network_class == NetworkClass((), outputs=2, features=2, vocab=5)
+    assert constant.network_class == NetworkClass((), outputs=2, features=2, vocab=5, constant=True)
 
 
 def test_a_class_is_a_value():

@@ -420,14 +420,24 @@ def test_rotary_scores_depend_on_relative_positions_only():
     close(op(None, own, Context(places)).pattern, op(None, own, Context(places + 41)).pattern)
 
 
-def test_qk_norm_is_rms_norm_of_the_plain_columns():
+def test_qk_norm_is_rms_norm_with_a_weight():
     op = Attention(2, 4, qk_norm=1e-3)
     own = draw(13, 2, 6, 2, 16)
     weights = torch.tensor([0.5, 2.0, -1.0, 1.5]).double(), torch.tensor([1.0, 0.0, 3.0, -0.5]).double()
-    for i in range(2):  # weighted columns are weight times plain columns, as Qwen3's norm has it
-        own[..., 4 * i : 4 * i + 4] = weights[i] * own[..., 8 + 4 * i : 12 + 4 * i]
-    q, k = (F.rms_norm(own[..., 8 + 4 * i : 12 + 4 * i], (4,), weights[i], 1e-3).transpose(1, 2) for i in range(2))
+    own[..., 8:] = torch.cat(weights)
+    q, k = (F.rms_norm(own[..., 4 * i : 4 * i + 4], (4,), weights[i], 1e-3).transpose(1, 2) for i in range(2))
     close(op(None, own, context(2, 6)).pattern, torch.softmax(q @ k.mT / 2, -1))
+    assert op.constant_reads == tuple(range(8, 16))
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_a_norm_does_not_scale_what_reads_the_constant_feature_alone(bias):
+    op, r = Normed(Attention(2, 4, qk_norm=1e-3), RMSNorm(5), bias), RMSNorm(5).scale(x := draw(14, 2, 6, 5))
+    own = draw(15, 2, 6, 2, op.reads)
+    inner = own[..., :16].clone()
+    inner[..., :8] = inner[..., :8] * r[..., None] + (own[..., 16:] if bias else 0)
+    assert op.constant_reads == tuple(range(8, 24 if bias else 16))
+    close(op(x, own, context(2, 6)).pattern, Attention(2, 4, qk_norm=1e-3)(None, inner, context(2, 6)).pattern)
 
 
 TORCH_FUNCTIONS = {

@@ -519,7 +519,7 @@ def hand_written(described: NetworkClass) -> Network:
 
 def test_several_banks_of_a_sort_in_one_stage():
     network = hand_written(replace(ODD, stages=ODD.stages[:2]))
-    assert network.network_class.stages == ODD.stages[:2]
+    assert network.network_class.for_tree().stages == ODD.stages[:2]
     machine = PathTree.for_class(network)
     tokens = torch.tensor([[0, 3, 1]])
     expected = network.run(tokens)

@@ -11,3 +11,4 @@ from anyformer.backbones.path_tree import PathTree as PathTree
 from anyformer.backbones.random_backbone import Random as Random
 from anyformer.backbones.registry import MACHINES as MACHINES
 from anyformer.backbones.registry import register_machine as register_machine
+from anyformer.backbones.stored import StoredProgram as StoredProgram

@@ -30,7 +30,7 @@ from anyformer.backbones.tree import Block, Coordinate
 from anyformer.backbones.tree_machine import describe_class, program_of_columns, tree_cost
 from anyformer.errors import AnyformerError, OutsideClass
 from anyformer.memory import approximate, require_memory
-from anyformer.network import Network, NetworkClass
+from anyformer.network import Network, NetworkClass, map_shape
 from anyformer.operators import Context
 from anyformer.program import Program
 from anyformer.recipe import Recipe
@@ -172,7 +172,7 @@ def _rows(network: Network, s: int) -> int:
     """Features of the stream that stage s reads."""
     if s == 0:
         return network.embedding.shape[1]
-    return network.stages[s - 1].branches[0].map.to_dense().shape[2]
+    return map_shape(network.stages[s - 1].branches[0].map, _rows(network, s - 1))[1]
 
 
 def _pick(columns: Tensor, runs: list[tuple[int, int]]) -> Tensor:

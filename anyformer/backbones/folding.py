@@ -114,12 +114,15 @@ def fold_in_blocks(
     ctx: Context,
     trace: Trace | None = None,
 ) -> Float[Tensor, "batch n outputs"]:
-    """Fold the batch block by block of rows; ``state(tokens, ctx)`` makes the first stream of a block. One block with a trace."""
+    """Fold the batch block by block of rows; ``state(tokens, ctx)`` makes the first stream of a block. One block with a trace or a
+    cache."""
     heads = max((stage.attention.heads for stage in plan.tree.stages if stage.attention), default=0)
-    least = tokens.shape[0] if trace is not None else 1
-    require_memory(16 * least * heads * tokens.shape[1] ** 2, f"attention over {tokens.shape[1]} tokens")
+    whole = trace is not None or ctx.cache is not None
+    least = tokens.shape[0] if whole else 1
+    keys = ctx.key_positions.shape[1]
+    require_memory(16 * least * heads * tokens.shape[1] * keys, f"attention over {keys} tokens")
     rows = max(1, BLOCK_BYTES // (4 * max(plan.width, 1) * tokens.shape[1]))
-    if trace is not None or rows >= tokens.shape[0]:
+    if whole or rows >= tokens.shape[0]:
         return fold(plan, state(tokens, ctx), ctx, trace)
     blocks = (slice(i, i + rows) for i in range(0, tokens.shape[0], rows))
     return torch.cat([fold(plan, state(tokens[b], part := ctx.rows(b)), part) for b in blocks])

@@ -73,10 +73,13 @@ class LiteralBank(nn.Module):
         if isinstance(op, Normed):
             assert shared is not None
             scale, scale_values = _norm_scale(op.norm, shared), op.scale_values
-            width = op.inner.reads
-            scaled = own[..., :width] * scale[..., None, None, None]
-            own = scaled + own[..., width:] if op.bias else scaled
-            op = op.inner
+            width, free = op.inner.reads, op.inner.reads - len(op.inner.constant_reads)
+            factor = torch.ones(*scale.shape, op.inner.reads, dtype=own.dtype)
+            factor[..., :free] = scale[..., None]
+            scaled = own[..., :width] * factor[:, :, None, None]
+            if op.bias:
+                scaled[..., :free] = scaled[..., :free] + own[..., width:]
+            own, op = scaled, op.inner
         if isinstance(op, Gate):
             hidden = _gate(op.function, own[..., 0].flatten(2)) * (z @ self.up.to(z.dtype))
             if scale is not None and scale_values:
@@ -197,7 +200,7 @@ def _token_matrices(op: Operator, own: Tensor, ctx: Context) -> list[Tensor]:
         return [_mixing(op, ctx).to(own.dtype)]
     token_map = op(None, own, ctx)  # an operator that is not known here: only the routing around it is checked
     if isinstance(token_map, Mixing):
-        return [token_map.weights[:, g].expand(own.shape[0], n, n) for g in range(op.count)]
+        return [token_map.matrix[:, g].expand(own.shape[0], n, n) for g in range(op.count)]
     identity = torch.eye(n, dtype=own.dtype).expand(own.shape[0], n, n)[:, :, None].expand(-1, -1, op.count, -1)
     return list(token_map.apply(identity).unbind(2))
 
@@ -229,8 +232,8 @@ def _head(op: Attention, own: Tensor, h: int, ctx: Context) -> Tensor:
     d, places = op.head_dim, ctx.positions
     q, k = own[..., :d], own[..., d : 2 * d]
     if op.qk_norm is not None:
-        q = q * torch.rsqrt(own[..., 2 * d : 3 * d].square().mean(-1, keepdim=True) + op.qk_norm)
-        k = k * torch.rsqrt(own[..., 3 * d :].square().mean(-1, keepdim=True) + op.qk_norm)
+        q = F.rms_norm(q, (d,), eps=op.qk_norm) * own[..., 2 * d : 3 * d]
+        k = F.rms_norm(k, (d,), eps=op.qk_norm) * own[..., 3 * d :]
     if op.rotary is not None:
         q, k = (_turn(x, places, op.rotary.frequencies) for x in (q, k))
     q = q * (d**-0.5 if op.scale is None else op.scale)

@@ -38,10 +38,11 @@ class Looped(InTreeOrder):
 
     @classmethod
     def recipe_for(cls, network_class: NetworkClass) -> LoopedRecipe:
-        period, layers = find_loop(network_class.stages)
-        if layers == 1 and network_class.layers > 1:
+        known = network_class.for_tree()
+        period, layers = find_loop(known.stages)
+        if layers == 1 and known.layers > 1:
             raise OutsideClass("a looped machine needs layers of one kind", ["the layers of this class differ"])
-        return LoopedRecipe(network_class.for_tree(), period, layers)
+        return LoopedRecipe(known, period, layers)
 
     @classmethod
     def cost_of(cls, recipe: Any, length: int) -> Cost:

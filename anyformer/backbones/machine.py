@@ -4,7 +4,7 @@ A machine knows its targets' class and nothing else: two machines made from diff
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from inspect import signature
 from typing import Any, ClassVar, TypeVar
@@ -18,7 +18,7 @@ from anyformer.backbones.tree import Block
 from anyformer.errors import AnyformerError, OutsideClass
 from anyformer.memory import approximate
 from anyformer.network import Network, NetworkClass, check_tokens
-from anyformer.operators import Context
+from anyformer.operators import Cache, Context
 from anyformer.program import Program
 from anyformer.recipe import Recipe
 from anyformer.targets.reading import network_class
@@ -38,6 +38,15 @@ class Cost:
     heads: int
     nonzero_weights: int
     bytes: int
+
+
+@dataclass(frozen=True, eq=False)
+class Prepared:
+    """A program and, where the machine wants them, its dense tables of reads: tokens (vocab, N) and positions (n_max, N)."""
+
+    program: Program
+    tokens: Float[Tensor, "vocab N"] | None = None
+    positions: Float[Tensor, "n_max N"] | None = None
 
 
 class Machine(nn.Module, ABC):
@@ -138,15 +147,24 @@ class Machine(nn.Module, ABC):
     def run(self, tokens: Tensor, program: Program, ctx: Context, trace: Trace | None) -> Tensor:
         """Logits for a checked program."""
 
+    def prepare(self, program: Program) -> "Prepared":
+        """What :meth:`run_rows` wants to know of a checked program, formed once for many runs."""
+        return Prepared(program)
+
+    def run_rows(self, tokens: Tensor, programs: Sequence["Prepared"], ctx: Context) -> list[Tensor]:
+        """Logits of each row (1, n, out) with its own program. A machine that can shares the pass; here the rows run one after the other."""
+        rows = (slice(i, i + 1) for i in range(len(tokens)))
+        return [self.run(tokens[b], p.program, ctx.rows(b), None) for b, p in zip(rows, programs, strict=True)]
+
     def admit(self, network_class: NetworkClass) -> None:
         """Raise :class:`OutsideClass` with every difference unless targets of this class can be programmed here."""
-        mine, theirs = self.network_class, network_class
+        mine, theirs = self.network_class, network_class.for_tree()
         reasons = []
         if len(mine.stages) != len(theirs.stages):
             reasons.append(f"{len(theirs.stages)} stages, the machine has {len(mine.stages)}")
         for s, (a, b) in enumerate(zip(mine.stages, theirs.stages, strict=False)):
             if a != b:
-                reasons += [f"stage {s + 1}: {d}" for d in _differences(a.to_json(), b.to_json())]
+                reasons += [f"stage {s + 1}: {d}" for d in differences(a.to_json(), b.to_json())]
         if mine.outputs != theirs.outputs:
             reasons.append(f"{theirs.outputs} outputs, the machine has {mine.outputs}")
         if reasons:
@@ -159,11 +177,22 @@ class Machine(nn.Module, ABC):
         *,
         mask: Bool[Tensor, "batch n"] | None = None,
         positions: Int[Tensor, "batch n"] | None = None,
+        cache: Cache | None = None,
     ) -> Float[Tensor, "batch n out"]:
-        """Logits. ``mask`` is True at real tokens; ``positions`` default to the count of real tokens before each one."""
+        """Logits. ``mask`` is True at real tokens; ``positions`` default to the count of real tokens before each one. With a ``cache`` (new
+        ones are empty) ``tokens`` go on after those that it has seen, and only they are computed."""
         self.check(program)
         check_tokens(tokens, program.vocab)
-        return self.run(tokens, program, Context.of(tokens, mask, positions), None)
+        if cache is not None and not self.cacheable:
+            raise AnyformerError(
+                "this class lets a token see later ones, or mixes tokens at fixed places: run it without a cache"
+            )
+        return self.run(tokens, program, Context.of(tokens, mask, positions, cache), None)
+
+    @property
+    def cacheable(self) -> bool:
+        """Whether runs may go on from a cache: what a token computed does not depend on later ones."""
+        return all(b.operator.cacheable for stage in self.network_class.stages for b in stage.branches)
 
     def trace(
         self,
@@ -195,12 +224,12 @@ class Machine(nn.Module, ABC):
             )
 
 
-def _differences(a: Any, b: Any, where: str = "") -> list[str]:
+def differences(a: Any, b: Any, where: str = "") -> list[str]:
     """The smallest parts in which two JSON values differ: machine's value first."""
     if isinstance(a, dict) and isinstance(b, dict) and a.get("type") == b.get("type"):
-        return [d for key in a for d in _differences(a[key], b[key], f"{where}.{key}" if where else key)]
+        return [d for key in a for d in differences(a[key], b[key], f"{where}.{key}" if where else key)]
     if isinstance(a, list) and isinstance(b, list) and len(a) == len(b):
-        return [d for i, (x, y) in enumerate(zip(a, b, strict=True)) for d in _differences(x, y, f"{where}[{i}]")]
+        return [d for i, (x, y) in enumerate(zip(a, b, strict=True)) for d in differences(x, y, f"{where}[{i}]")]
     return [] if a == b else [f"{where} is {_short(b)}, the machine has {_short(a)}"]
 
 

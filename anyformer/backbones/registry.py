@@ -6,6 +6,7 @@ from anyformer.backbones.looped import Looped
 from anyformer.backbones.machine import Machine
 from anyformer.backbones.path_tree import PathTree
 from anyformer.backbones.random_backbone import Random
+from anyformer.backbones.stored import StoredProgram
 from anyformer.errors import AnyformerError
 
 MACHINES: dict[str, type[Machine]] = {}
@@ -19,5 +20,5 @@ def register_machine(machine: type[Machine]) -> type[Machine]:
     return machine
 
 
-for _machine in (PathTree, Looped, Chain, Composed, Random):
+for _machine in (PathTree, Looped, Chain, Composed, Random, StoredProgram):
     register_machine(_machine)

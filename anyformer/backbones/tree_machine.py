@@ -7,7 +7,7 @@ stage 2 with the stream X1. The leaf holds ``X_S U0``, the output. (arXiv 2605.3
 """
 
 from abc import abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -15,7 +15,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from anyformer.backbones.folding import Trace, fold_in_blocks, routing_table, tree_plan
-from anyformer.backbones.machine import Cost, Machine
+from anyformer.backbones.machine import Cost, Machine, Prepared
 from anyformer.backbones.tree import Block, Coordinate, Tree
 from anyformer.errors import OutsideClass
 from anyformer.memory import require_memory
@@ -47,6 +47,27 @@ class TreeMachine(Machine):
         return fold_in_blocks(
             tree_plan(self.tree, self.routing), lambda t, c: self.to_tree(program.state(t, c)), tokens, ctx, trace
         )
+
+    def prepare(self, program: Program) -> Prepared:
+        columns, places = self.tree_columns(program)
+        return Prepared(program, columns, places)
+
+    def run_rows(self, tokens: Tensor, programs: Sequence[Prepared], ctx: Context) -> list[Tensor]:
+        def first(rows: Tensor, at: Context) -> Tensor:
+            """The first state of some rows, each gathered from its own program's table."""
+            numbers = rows[:, 0].tolist()
+            tables = [programs[i] for i in numbers]
+            assert tables[0].tokens is not None
+            state = tables[0].tokens.new_empty(*rows.shape, self.tree.width)
+            for to, i, table in zip(state, numbers, tables, strict=True):
+                torch.index_select(table.tokens, 0, tokens[i], out=to)  # type: ignore[arg-type]
+            for to, places, table in zip(state, at.positions, tables, strict=True):
+                if table.positions is not None:
+                    to += table.positions[places]
+            return state
+
+        numbers = torch.arange(len(tokens))[:, None].expand(tokens.shape)  # row numbers travel in the place of tokens
+        return list(fold_in_blocks(tree_plan(self.tree, self.routing), first, numbers, ctx).split(1))
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({describe_class(self)}; width {self.width}: {describe_tree(self.tree)})"

@@ -28,6 +28,7 @@ from anyformer.operators.norms import LayerNorm as LayerNorm
 from anyformer.operators.norms import Norm as Norm
 from anyformer.operators.norms import Normed as Normed
 from anyformer.operators.norms import RMSNorm as RMSNorm
+from anyformer.operators.operator import Cache as Cache
 from anyformer.operators.operator import Context as Context
 from anyformer.operators.operator import Mixing as Mixing
 from anyformer.operators.operator import Operator as Operator

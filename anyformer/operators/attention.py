@@ -10,7 +10,7 @@ from anyformer.errors import AnyformerError, require_choice, require_number, req
 from anyformer.operators import primitives as P
 from anyformer.operators.kernels import Kernel, Softmax
 from anyformer.operators.masks import Bidirectional, Mask
-from anyformer.operators.operator import Context, Mixing, Operator
+from anyformer.operators.operator import Context, Mixing, Operator, Past
 from anyformer.spec import Spec
 
 
@@ -94,9 +94,9 @@ class Rotary(Spec):
 @dataclass(frozen=True)
 class Attention(Operator):
     """A bank of attention heads. Each reads ``[query (d), key (d)]``; with ``qk_norm`` (an epsilon, as in Qwen3)
-    ``[query, key, plain query, plain key]``: the first two carry the norm's weight, the last two give its scale
+    ``[query, key, query weight, key weight]``, where the weights read the constant feature alone:
 
-        q = query / sqrt(mean(plain_query^2) + qk_norm).
+        q = query / sqrt(mean(query^2) + qk_norm) * query_weight.
 
     ``mask`` says which keys a query may see, ``kernel`` how scores become a pattern, ``bias`` adds to the scores by position,
     ``rotary`` turns q and k, and with ``sink`` a key of score 0 and value 0 takes part. ``scale`` multiplies q and defaults to
@@ -146,31 +146,42 @@ class Attention(Operator):
         return 2 * self.head_dim if self.qk_norm is None else 4 * self.head_dim
 
     @property
+    def constant_reads(self) -> tuple[int, ...]:
+        return tuple(range(2 * self.head_dim, self.reads))
+
+    @property
+    def cacheable(self) -> bool:
+        return self.mask.causal
+
+    @property
     def stochastic(self) -> bool:
         return not self.sink and self.kernel.normalised
 
     def read_name(self, i: int) -> str:
         part, column = divmod(i, self.head_dim)
-        return f"{('query', 'key', 'plain query', 'plain key')[part]} {column + 1}"
+        return f"{('query', 'key', 'query weight', 'key weight')[part]} {column + 1}"
 
-    def scores_input(self, own: Any, ctx: Context) -> tuple[Any, Any, Any, Any]:
-        """Queries (scaled), keys (batch, heads, n, d), bias and the Boolean mask, as the kernel takes them."""
+    def scores_input(self, own: Any, ctx: Context, past: Past | None = None) -> tuple[Any, Any, Any, Any]:
+        """Queries (scaled), keys (batch, heads, n, d; after those of the ``past``), bias and the Boolean mask, as the kernel takes them."""
         d = self.head_dim
         own = own.swapaxes(1, 2)
         q, k = own[..., :d], own[..., d : 2 * d]
         if self.qk_norm is not None:
             q, k = (
-                x / P.sqrt(P.row_sum(plain * plain) / d + self.qk_norm)
-                for x, plain in ((q, own[..., 2 * d : 3 * d]), (k, own[..., 3 * d :]))
+                x / P.sqrt(P.row_sum(x * x) / d + self.qk_norm) * weight
+                for x, weight in ((q, own[..., 2 * d : 3 * d]), (k, own[..., 3 * d :]))
             )
         if self.rotary is not None:
             q, k = self.rotary(q, ctx.positions), self.rotary(k, ctx.positions)
         scale = 1 / math.sqrt(d) if self.scale is None else self.scale
-        query, key = ctx.positions[:, None, :, None], ctx.positions[:, None, None, :]
+        if past is not None:
+            k = past.all_keys(k)
+        query, key = ctx.positions[:, None, :, None], ctx.key_positions[:, None, None, :]
         bias = None if self.bias is None else self.bias(q, query, key)
         return q * scale, k, bias, ctx.allowed(self.mask)
 
     def __call__(self, shared: Any, own: Any, ctx: Context) -> Mixing:
-        scores = self.scores_input(own, ctx)
+        past = None if ctx.cache is None else ctx.cache.next_past()
+        scores = self.scores_input(own, ctx, past)
         pattern = self.kernel(*scores, self.sink)
-        return Mixing(pattern, pattern, partial(self.kernel.gap, *scores, self.sink))
+        return Mixing(pattern, pattern, partial(self.kernel.gap, *scores, self.sink), past=past)

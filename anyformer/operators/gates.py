@@ -26,6 +26,10 @@ class Identity(Operator):
     def stochastic(self) -> bool:
         return True
 
+    @property
+    def cacheable(self) -> bool:
+        return True
+
     def __call__(self, shared: Any, own: Any, ctx: Context) -> Scaling:
         return Scaling()
 
@@ -52,6 +56,10 @@ class Gate(Operator):
     @property
     def reads(self) -> int:
         return 1
+
+    @property
+    def cacheable(self) -> bool:
+        return True
 
     def read_name(self, i: int) -> str:
         return "gate"

@@ -11,6 +11,9 @@ from anyformer.spec import Spec
 class Mask(Spec, ABC):
     """Base of all mask rules."""
 
+    causal = False
+    """Whether no query ever sees a later key, so that what earlier tokens computed stays as it was."""
+
     @abstractmethod
     def allows(self, query: Any, key: Any) -> Any:
         """Boolean array: may the query at position ``query`` see the key at position ``key`` (broadcasting integers)?"""
@@ -27,6 +30,8 @@ class Bidirectional(Mask):
 @dataclass(frozen=True)
 class Causal(Mask):
     """Keys at or before the query."""
+
+    causal = True
 
     def allows(self, query: Any, key: Any) -> Any:
         return key <= query
@@ -48,6 +53,10 @@ class Window(Mask):
     def allows(self, query: Any, key: Any) -> Any:
         return (query - key <= self.before) & (key - query <= self.after)
 
+    @property
+    def causal(self) -> bool:  # type: ignore[override]
+        return self.after == 0
+
 
 @dataclass(frozen=True)
 class Strided(Mask):
@@ -55,6 +64,7 @@ class Strided(Mask):
 
     stride: int
     local: int = 1
+    causal = True
 
     def __post_init__(self) -> None:
         require_size("Strided", "stride", self.stride)

@@ -36,6 +36,10 @@ class Norm(Operator):
     def read_name(self, i: int) -> str:
         return f"feature {i + 1}"
 
+    @property
+    def cacheable(self) -> bool:
+        return True
+
     @abstractmethod
     def scale(self, p: Any) -> Any:
         """r for probes p (..., dim), shape (..., 1)."""
@@ -74,8 +78,8 @@ class Normed(Operator):
         inner reads  r * p_scaled + p_bias,        values  r * v
 
     All branches share the norm's columns, which give r. With ``bias`` each branch has as many columns again: they read the constant
-    feature alone and are added unscaled. ``scale_values=False`` leaves the values alone (plain MLP units, whose value is the constant
-    feature).
+    feature alone and are added unscaled. Reads of ``inner`` that read the constant feature alone (its last ones) are not scaled either.
+    ``scale_values=False`` leaves the values alone (plain MLP units, whose value is the constant feature).
     """
 
     inner: Operator
@@ -86,6 +90,8 @@ class Normed(Operator):
     def __post_init__(self) -> None:
         if self.inner.shared:
             raise AnyformerError("Normed: the inner operator is itself behind a norm; one norm a stage")
+        if self.inner.constant_reads != tuple(range(self.scaled_reads, self.inner.reads)):
+            raise AnyformerError("Normed: the constant reads of the inner operator must be its last ones")
 
     @property
     def noun(self) -> str:  # type: ignore[override]
@@ -101,19 +107,30 @@ class Normed(Operator):
 
     @property
     def reads(self) -> int:
-        return self.inner.reads * (2 if self.bias else 1)
+        return self.inner.reads + (self.scaled_reads if self.bias else 0)
+
+    @property
+    def scaled_reads(self) -> int:
+        """How many (the first) reads of the inner operator are scaled: those that read more than the constant feature."""
+        return self.inner.reads - len(self.inner.constant_reads)
 
     @property
     def constant_reads(self) -> tuple[int, ...]:
-        return tuple(range(self.inner.reads, self.reads))
+        return tuple(range(self.scaled_reads, self.reads))
+
+    @property
+    def cacheable(self) -> bool:
+        return self.inner.cacheable
 
     def read_name(self, i: int) -> str:
         plain = i < self.inner.reads
-        return self.inner.read_name(i % self.inner.reads) + ("" if plain else " (bias)")
+        return self.inner.read_name(i if plain else i - self.inner.reads) + ("" if plain else " (bias)")
 
     def __call__(self, shared: Any, own: Any, ctx: Context) -> TokenMap:
         r = self.norm.scale(shared)
-        w = self.inner.reads
-        scaled = own[..., :w] * r[..., None]
-        inner = self.inner(None, scaled + own[..., w:] if self.bias else scaled, ctx)
+        w, f = self.inner.reads, self.scaled_reads
+        scaled = own[..., :f] * r[..., None]
+        if self.bias:
+            scaled = scaled + own[..., w:]
+        inner = self.inner(None, scaled if f == w else P.join(scaled, own[..., f:w]), ctx)
         return inner.scaled(r) if self.scale_values else inner

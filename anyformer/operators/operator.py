@@ -22,40 +22,125 @@ INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 """dtypes of token ids and positions; all are used as int64."""
 
 
+class Past:
+    """What one attention bank remembers of earlier tokens: ``keys`` and ``values`` (batch, heads, n, ..), ready to be used."""
+
+    keys: Any = None
+    values: Any = None
+
+    def __init__(self) -> None:
+        self._parts: list[Past] = []
+        self._used = 0
+
+    def begin(self) -> None:
+        """Start a run: its parts come in the same order again."""
+        self._used = 0
+
+    def next_part(self) -> "Past":
+        """What the next part of the bank remembers of its values: a run may contract a bank in parts."""
+        if self._used == len(self._parts):
+            self._parts.append(Past())
+        self._used += 1
+        return self._parts[self._used - 1]
+
+    def all_keys(self, new: Float[Tensor, "batch heads n d"]) -> Float[Tensor, "batch heads keys d"]:
+        """Append the keys of new tokens; returns all."""
+        self.keys = new if self.keys is None else torch.cat((self.keys, new), dim=2)
+        return self.keys
+
+    def all_values(self, new: Float[Tensor, "batch heads n c"]) -> Float[Tensor, "batch heads keys c"]:
+        """Append the values of new tokens; returns all."""
+        self.values = new if self.values is None else torch.cat((self.values, new), dim=2)
+        return self.values
+
+
+class Cache:
+    """Keys and values of earlier tokens, bank by bank in the order of a run: a run with a cache computes its new tokens only.
+
+    ``positions`` and ``mask`` (batch, n) are those of all tokens so far. Every operator of the run must be ``cacheable``.
+    """
+
+    positions: Any = None
+    mask: Any = None
+
+    def __init__(self) -> None:
+        self._pasts: list[Past] = []
+        self._used = 0
+
+    def next_past(self) -> Past:
+        """What the next attention bank of this run remembers."""
+        if self._used == len(self._pasts):
+            self._pasts.append(Past())
+        self._used += 1
+        self._pasts[self._used - 1].begin()
+        return self._pasts[self._used - 1]
+
+    def begin(self, positions: Int[Tensor, "batch n"], mask: Bool[Tensor, "batch n"] | None) -> None:
+        """Start a run on new tokens at these positions."""
+        seen = torch.ones_like(positions, dtype=torch.bool) if mask is None else mask
+        self._used = 0
+        self.positions = positions if self.positions is None else torch.cat((self.positions, positions), dim=1)
+        self.mask = seen if self.mask is None else torch.cat((self.mask, seen), dim=1)
+
+    def __len__(self) -> int:
+        return 0 if self.positions is None else self.positions.shape[1]
+
+
 @dataclass(frozen=True)
 class Context:
-    """Where the tokens stand: ``positions`` (batch, n) integers, ``mask`` (batch, n), True at real tokens, or None."""
+    """Where the tokens stand: ``positions`` (batch, n) integers, ``mask`` (batch, n), True at real tokens, or None; with a ``cache``
+    the keys are all tokens so far, the queries the new ones."""
 
     positions: Int[Any, "batch n"]
     mask: Bool[Any, "batch n"] | None = None
+    cache: Cache | None = None
     _allowed: dict[Any, Any] = field(default_factory=dict, repr=False, compare=False)
+
+    @property
+    def key_positions(self) -> Int[Any, "batch keys"]:
+        """Positions of the keys."""
+        return self.positions if self.cache is None else self.cache.positions
 
     def allowed(self, rule: Any) -> Any:
         """Boolean (batch, 1, queries, keys): keys that the mask rule and ``mask`` let each query see; formed once a rule."""
         if rule not in self._allowed:
-            allowed = rule.allows(self.positions[:, None, :, None], self.positions[:, None, None, :])
-            self._allowed[rule] = allowed if self.mask is None else allowed & self.mask[:, None, None, :]
+            allowed = rule.allows(self.positions[:, None, :, None], self.key_positions[:, None, None, :])
+            mask = self.mask if self.cache is None else self.cache.mask
+            self._allowed[rule] = allowed if mask is None else allowed & mask[:, None, None, :]
         return self._allowed[rule]
 
     def rows(self, block: slice) -> "Context":
-        """The context of some rows of the batch."""
+        """The context of some rows of the batch (without its cache)."""
         return Context(self.positions[block], None if self.mask is None else self.mask[block])
 
     @classmethod
-    def of(cls, tokens: Int[Tensor, "batch n"], mask: Tensor | None = None, positions: Tensor | None = None) -> "Context":
-        """Check the shapes; positions default to the number of real tokens before each one (0, 1, 2, ... unpadded)."""
+    def of(
+        cls,
+        tokens: Int[Tensor, "batch n"],
+        mask: Tensor | None = None,
+        positions: Tensor | None = None,
+        cache: Cache | None = None,
+    ) -> "Context":
+        """Check the shapes; positions default to the number of real tokens before each one (0, 1, 2, ... unpadded; after those in the
+        cache). ``mask`` and ``positions`` are those of the new tokens."""
         for name, value in (("mask", mask), ("positions", positions)):
             if value is not None and value.shape != tokens.shape:
                 raise AnyformerError(f"{name} must have the shape of tokens {tuple(tokens.shape)}, got {tuple(value.shape)}")
         if mask is not None and mask.dtype != torch.bool:
             raise AnyformerError(f"mask must be Boolean (True at real tokens), got {mask.dtype}")
+        if cache is not None and cache.positions is not None and cache.positions.shape[0] != tokens.shape[0]:
+            raise AnyformerError(f"the cache holds {cache.positions.shape[0]} sequences, got {tokens.shape[0]}; begin a new one")
         if positions is None:
-            positions = torch.arange(tokens.shape[1], device=tokens.device).expand(tokens.shape)
-            if mask is not None:
-                positions = (mask.long().cumsum(1) - 1).clamp(min=0)
+            seen = torch.ones_like(tokens) if mask is None else mask.long()
+            before = 0 if cache is None or cache.mask is None else cache.mask.sum(1, keepdim=True)
+            places = (before + seen.cumsum(1) - 1).clamp(min=0)
         elif positions.dtype not in INTEGERS or int(positions.min()) < 0:
             raise AnyformerError(f"positions must be integers >= 0, got {positions.dtype}")
-        return cls(positions.long(), mask)
+        else:
+            places = positions.long()
+        if cache is not None:
+            cache.begin(places, mask)
+        return cls(places, mask, cache)
 
 
 class TokenMap(ABC):
@@ -78,7 +163,7 @@ class TokenMap(ABC):
 
     @abstractmethod
     def part(self, first: int, last: int) -> "TokenMap":
-        """The maps of branches ``first`` to ``last - 1`` alone."""
+        """The maps of branches ``first`` to ``last - 1`` alone, to be used once."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -108,28 +193,40 @@ class Scaling(TokenMap):
 
 @dataclass(frozen=True, eq=False)
 class Mixing(TokenMap):
-    """Dense in tokens: ``weights`` (batch, count, queries, keys); ``pattern`` is what the operator's pattern is called."""
+    """Dense in tokens: ``weights`` (batch, count, queries, keys) of values that are first multiplied by ``scale`` (batch, keys, 1), where there
+    is one; ``pattern`` is what the operator's pattern is called. With a ``past`` the keys go on from there."""
 
     weights: Any
     pattern: Any = None
     gap: Callable[[], float | None] = lambda: None
     """For hard attention: the smallest relative score gap that a row decides by; None for continuous kernels."""
+    scale: Any = None
+    past: Past | None = None
+
+    @property
+    def matrix(self) -> Any:
+        """The maps themselves (batch, count, queries, keys), the scale of the values included."""
+        return self.weights if self.scale is None else self.weights * self.scale[:, None, None, :, 0]
 
     def apply(self, values: Any) -> Any:
-        return (self.weights @ values.swapaxes(1, 2)).swapaxes(1, 2)
+        values = (values if self.scale is None else values * self.scale[..., None]).swapaxes(1, 2)
+        return (self.weights @ (values if self.past is None else self.past.all_values(values))).swapaxes(1, 2)
 
     def scaled(self, r: Any) -> "Mixing":
-        return Mixing(self.weights * r[:, None, None, :, 0], self.pattern, self.gap)
+        return replace(self, scale=r if self.scale is None else self.scale * r)
 
     def part(self, first: int, last: int) -> "Mixing":
-        return self if self.weights.shape[1] == last - first else replace(self, weights=self.weights[:, first:last])
+        past = None if self.past is None else self.past.next_part()
+        if past is None and self.weights.shape[1] == last - first:
+            return self
+        return replace(self, weights=self.weights[:, first:last], past=past)
 
     def contract(self, values: Any, onto: Any = None) -> Any:
-        if not isinstance(values, Tensor):
+        if not isinstance(values, Tensor) or self.past is not None:
             return self.apply(values).sum(2) + (0 if onto is None else onto)
-        total = onto
+        total, matrix = onto, self.matrix
         for g in range(values.shape[2]):  # strided views of the state: no copies, one fused multiply-and-add a head
-            weights, seen = self.weights[:, g], values[:, :, g]
+            weights, seen = matrix[:, g], values[:, :, g]
             if total is not None and weights.shape[0] == total.shape[0]:
                 total = torch.baddbmm(total, weights, seen)
             else:
@@ -166,6 +263,11 @@ class Operator(Spec, ABC):
     @property
     def stochastic(self) -> bool:
         """True where every row of the pattern that has an allowed key sums to 1, so that it keeps the constant feature."""
+        return False
+
+    @property
+    def cacheable(self) -> bool:
+        """Whether a run may go on from a cache: tokens are not mixed, or no query sees later keys and keys are remembered."""
         return False
 
     def read_name(self, i: int) -> str:

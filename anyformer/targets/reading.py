@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from anyformer.errors import AnyformerError, OutsideClass
-from anyformer.maps import ConstantMap, DenseMap, IdentityMap, LowRankMap
+from anyformer.maps import ConstantMap, DiagonalMap, IdentityMap, LowRankMap
 from anyformer.network import Branch, Network, NetworkClass, Stage
 from anyformer.operators import (
     ALiBi,
@@ -245,8 +245,9 @@ class _Reader:
         """Behind the pre-norm, if there is one."""
         return Normed(operator, self.norm_op(), self.c.bias, scale_values) if self.pre else operator
 
-    def shared(self, like: Tensor) -> Tensor | None:
-        return self.features(like) if self.pre else None
+    def stage(self, branches: tuple[Branch, ...], like: Tensor) -> Stage:
+        """Branches, behind the pre-norm if there is one: its columns are the features."""
+        return Stage(branches, self.features(like), "features") if self.pre else Stage(branches)
 
     def features(self, like: Tensor) -> Tensor:
         """Probe columns that read the D features."""
@@ -292,8 +293,9 @@ class _Reader:
             bias=ALiBi(tuple(alibi_slopes(c.heads))) if c.positions == "alibi" else None,
             rotary=Rotary.of_base(c.head_dim, c.rope_base) if c.positions == "rope" else None,
         )
-        heads = Branch(self.wrap(operator), self.reads([query, key]), LowRankMap(left, self.rows(out)))
-        return Stage((*self.carrier(shift, out), heads), self.shared(out))
+        maps = LowRankMap(left, self.rows(out))
+        heads = Branch(self.wrap(operator), self.reads([query, key]), maps, kv_heads=c.kv_heads if group > 1 else None)
+        return self.stage((*self.carrier(shift, out), heads), out)
 
     def mlp(self, block: Block) -> Stage:
         """One stage: the residual, and r units; see the module's text for plain and gated ones."""
@@ -315,17 +317,15 @@ class _Reader:
             banks = [Branch(self.wrap(gate), reads, LowRankMap(left, down[:, None]))]
             if self.pre and up_bias is not None:
                 banks.append(Branch(self.wrap(gate, scale_values=False), reads, ConstantMap(width, up_bias[:, None] * down)))
-        return Stage((*self.carrier(mlp.down.bias, mlp.down.weight), *banks), self.shared(down))
+        return self.stage((*self.carrier(mlp.down.bias, mlp.down.weight), *banks), down)
 
     def norm_stage(self, norm: nn.Module | None, keep_constant: bool) -> Stage:
         """Post-norm or final norm: the norm branch, and the constant branch with the norm's bias."""
         assert norm is not None
         weight: Tensor = norm.weight  # type: ignore[assignment]
-        matrix, _ = self.weigh(norm, torch.eye(self.c.features, dtype=weight.dtype, device=weight.device))
-        matrix = self.columns(matrix)
-        if keep_constant:
-            matrix = torch.cat((matrix, matrix.new_zeros(matrix.shape[0], 1)), 1)
-        branches = [Branch(self.norm_op(), self.features(weight), DenseMap(matrix[None]))]
+        width = self.c.features + self.constant
+        weigh = DiagonalMap(weight, width, self.c.features + keep_constant, centred=self.c.norm == "layer")
+        branches = [Branch(self.norm_op(), self.features(weight), weigh, reads="features")]
         if keep_constant:
             bias = getattr(norm, "bias", None)
             branches.insert(0, self.constant_branch(weight.new_zeros(self.c.features) if bias is None else bias))

@@ -65,7 +65,7 @@ def find_config(network: Network, bias: bool) -> TransformerConfig | None:
         max_length=network.positions.shape[0] if network.positions is not None else None,
         rope_base=base,
     )
-    wanted = tuple(s.network_class() for s in network.stages)
+    wanted = network.network_class.for_tree().stages
     if bias and not network.constant:
         return None
     for residual, gated, place in itertools.product((True, False), (False, True), ("pre", "post")):
@@ -73,7 +73,7 @@ def find_config(network: Network, bias: bool) -> TransformerConfig | None:
             config = TransformerConfig(**sizes, bias=bias, residual=residual, gated=gated, norm_position=place)
         except AnyformerError:
             continue
-        if network_class(config).stages == wanted:
+        if network_class(config).for_tree().stages == wanted:
             return config
     return None
 
