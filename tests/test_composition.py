@@ -5,6 +5,7 @@ Targets are random networks many of whose products are exactly zero: every branc
 
 import json
 from functools import cache
+from pathlib import Path
 
 import jaxtyping
 import pytest
@@ -23,9 +24,10 @@ from anyformer.conformance import close
 from anyformer.errors import AnyformerError, OutsideClass
 from anyformer.maps import ConstantMap, DenseMap, IdentityMap, LinearMap, LowRankMap
 from anyformer.network import Branch, Network, Stage
-from anyformer.operators import Attention, Causal, Gate, Identity, Normed, RMSNorm
+from anyformer.operators import Attention, Cache, Causal, Gate, Identity, Normed, RMSNorm
 from anyformer.targets.reading import network_class, read
 
+README = Path(__file__).parent.parent / "README.md"
 D = 4
 KINDS = (
     "attention only",
@@ -308,6 +310,14 @@ def test_parallel_chains_have_linear_width(layers):
     af.verify(af.compile(target, machine), target, sequences=1, length=4).raise_if_not()
 
 
+def test_the_readme_states_the_width():
+    config = af.TransformerConfig(vocab=30, heads=2, layers=4, head_dim=30, features=30)
+    machine = Composed.for_class(config, composition=Composition.chains(config))
+    assert f"| 2280 if everything feeds everything, {machine.width} for two parallel chains |" in README.read_text(
+        encoding="utf-8"
+    )
+
+
 def test_forty_layers_of_four_heads():
     target = parallel_chains(4, 40)
     machine = Composed.for_class(target, composition=Composition.of(target))
@@ -387,6 +397,18 @@ def test_a_batch_is_run_in_blocks_of_rows(monkeypatch):
     together = machine(**batch, program=program)
     monkeypatch.setattr(folding, "BLOCK_BYTES", 4 * machine.width * 4)
     close(machine(**batch, program=program), together, 1e-12)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_runs_go_on_from_a_cache(kind):
+    """Heads whose children differ are contracted in parts, each of which remembers its own values."""
+    network = scattered(kind, heads=3, seed=7)
+    machine = composed(network)
+    program, batch = af.compile(network, machine), inputs(network)[1]
+    cache = Cache()
+    steps = [{k: v[:, a:b] for k, v in batch.items()} for a, b in ((0, 1), (1, 3), (3, 4))]
+    logits = torch.cat([machine(**step, program=program, cache=cache) for step in steps], 1)
+    close(logits[batch["mask"]], machine(**batch, program=program)[batch["mask"]])
 
 
 def test_the_path_tree_of_a_wide_class_is_refused_by_memory():

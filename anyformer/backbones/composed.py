@@ -99,10 +99,6 @@ class Composed(Machine):
     def run(self, tokens: Tensor, program: Program, ctx: Context, trace: Trace | None) -> Tensor:
         return fold_in_blocks(self.tree.plan, program.state, tokens, ctx, trace)
 
-    @property
-    def cacheable(self) -> bool:
-        return False  # branches of one bank may stand in several parts of the state
-
     def prepare(self, program: Program) -> Prepared:
         return Prepared(program, program.embedding, program.position_embedding)
 
@@ -182,7 +178,7 @@ def _rows(network: Network, s: int) -> int:
     """Features of the stream that stage s reads."""
     if s == 0:
         return network.embedding.shape[1]
-    return network.stages[s - 1].branches[0].map.to_dense().shape[2]
+    return network.stages[s - 1].width
 
 
 def _pick(columns: Tensor, runs: list[tuple[int, int]]) -> Tensor:

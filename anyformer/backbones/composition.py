@@ -196,7 +196,7 @@ class Composition(Spec):
                 f"this composition is for another class: it has {len(self.feeds)} writers, the class has {ports.writers} (the embedding "
                 "and every branch)"
             )
-        require_memory(sum(ports.reach) * ports.writers // 8, "this composition")
+        require_memory(sum(ports.reach[writer.stage + 1] for writer in ports.all_writers()) // 8, "this composition")
         for writer, ranges in zip(ports.all_writers(), self.feeds, strict=True):
             reach = ports.reach[writer.stage + 1]
             if ranges and ranges[-1][1] > reach:

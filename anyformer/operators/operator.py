@@ -30,6 +30,21 @@ class Past:
     keys: Any = None
     values: Any = None
 
+    def __init__(self) -> None:
+        self._parts: list[Past] = []
+        self._used = 0
+
+    def begin(self) -> None:
+        """Start a run: its parts come in the same order again."""
+        self._used = 0
+
+    def next_part(self) -> "Past":
+        """What the next part of the bank remembers of its values: a run may contract a bank in parts."""
+        if self._used == len(self._parts):
+            self._parts.append(Past())
+        self._used += 1
+        return self._parts[self._used - 1]
+
     def all_keys(self, new: Float[Tensor, "batch heads n d"]) -> Float[Tensor, "batch heads keys d"]:
         """Append the keys of new tokens; returns all."""
         self.keys = new if self.keys is None else torch.cat((self.keys, new), dim=2)
@@ -59,6 +74,7 @@ class Cache:
         if self._used == len(self._pasts):
             self._pasts.append(Past())
         self._used += 1
+        self._pasts[self._used - 1].begin()
         return self._pasts[self._used - 1]
 
     def begin(self, positions: Int[Tensor, "batch n"], mask: Bool[Tensor, "batch n"] | None) -> None:
@@ -149,7 +165,7 @@ class TokenMap(ABC):
 
     @abstractmethod
     def part(self, first: int, last: int) -> "TokenMap":
-        """The maps of branches ``first`` to ``last - 1`` alone."""
+        """The maps of branches ``first`` to ``last - 1`` alone, to be used once."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -202,7 +218,10 @@ class Mixing(TokenMap):
         return replace(self, scale=r if self.scale is None else self.scale * r)
 
     def part(self, first: int, last: int) -> "Mixing":
-        return self if self.weights.shape[1] == last - first else replace(self, weights=self.weights[:, first:last])
+        past = None if self.past is None else self.past.next_part()
+        if past is None and self.weights.shape[1] == last - first:
+            return self
+        return replace(self, weights=self.weights[:, first:last], past=past)
 
     def contract(self, values: Any, onto: Any = None) -> Any:
         if not isinstance(values, Tensor) or self.past is not None:
