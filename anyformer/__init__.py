@@ -41,6 +41,7 @@ from anyformer.running import run as run
 from anyformer.specialising import Specialization as Specialization
 from anyformer.specialising import specialize as specialize
 from anyformer.targets.huggingface import read_huggingface as read_huggingface
+from anyformer.targets.loading import load_target as load_target
 from anyformer.targets.reading import network_class as network_class
 from anyformer.targets.reading import read as read
 from anyformer.targets.transformer import Transformer as Transformer

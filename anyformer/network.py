@@ -222,16 +222,21 @@ class LazyStages(Sequence[Stage]):
     as many whenever they are called."""
 
     def __init__(self, makers: Sequence[Callable[[], tuple[Stage, ...]]]):
-        self._makers = [(maker, i) for maker in makers for i in range(len(maker()))]
+        self._makers = tuple(makers)
+        self._places = [(maker, i) for maker in makers for i in range(len(maker()))]
+
+    def __iter__(self) -> Iterator[Stage]:
+        for maker in self._makers:
+            yield from maker()
 
     def __getitem__(self, s: Any) -> Any:
         if isinstance(s, slice):
             return tuple(self[i] for i in range(*s.indices(len(self))))
-        maker, i = self._makers[s]
+        maker, i = self._places[s]
         return maker()[i]
 
     def __len__(self) -> int:
-        return len(self._makers)
+        return len(self._places)
 
 
 @dataclass(frozen=True, eq=False)

@@ -11,6 +11,7 @@ runs transformers' own eager code (:func:`own_forward`).
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from anyformer.errors import AnyformerError, OutsideClass
-from anyformer.network import Network, Stage
+from anyformer.network import LazyStages, Network, Stage
 from anyformer.operators import Attention, Causal, LayerNorm, Norm, RMSNorm, Rotary
 from anyformer.targets.algebra import Affine, Algebra, Gain, Part
 
@@ -130,8 +131,12 @@ class _Float64(TorchFunctionMode):
 # --- readers ----------------------------------------------------------------------------------------------------------------------
 
 
-def _network(model: Any, algebra: Algebra, stages: list[Stage], norm: Norm, final: Any, positions: Any = None) -> Network:
-    """Stages between a table and a final norm with a read-out; the read-out may be the table itself."""
+Layer = Callable[[Any], tuple[Stage, ...]]
+
+
+def _network(model: Any, algebra: Algebra, layers: Any, read: Layer, norm: Norm, final: Any, positions: Any = None) -> Network:
+    """Layers between a table and a final norm with a read-out, which may be the table itself. A layer is read each time it is looked at, so
+    that a large model is not held twice."""
     table, head = model.get_input_embeddings().weight, model.get_output_embeddings()
     gain = Gain.of(final)
     readout = algebra.like.T if head.weight is table else head.weight.double().T
@@ -139,7 +144,7 @@ def _network(model: Any, algebra: Algebra, stages: list[Stage], norm: Norm, fina
     return Network(
         embedding=algebra.with_constant(algebra.like, 1.0),
         positions=None if positions is None else algebra.with_constant(positions.weight.double(), 0.0),
-        stages=(*stages, algebra.norm_stage(norm, gain, kept)),
+        stages=LazyStages([*(partial(read, layer) for layer in layers), lambda: (algebra.norm_stage(norm, gain, kept),)]),
         readout=torch.cat((readout, readout.new_zeros(1, readout.shape[1]))) if kept else readout,
         constant=algebra.constant,
         source=model,
@@ -163,8 +168,9 @@ def _read_llama(model: Any) -> Network:
     constant = normed or any(name.endswith("bias") for name, _ in model.named_parameters())
     norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
     algebra = Algebra(base.embed_tokens.weight.double(), constant, norm)
-    rotary, stages = _rotary(base.rotary_emb), []
-    for layer in base.layers:
+    rotary = _rotary(base.rotary_emb)
+
+    def read(layer: Any) -> tuple[Stage, ...]:
         a, mlp = layer.self_attn, layer.mlp
         operator = Attention(
             heads=config.num_attention_heads,
@@ -176,11 +182,12 @@ def _read_llama(model: Any) -> Network:
         )
         projections = [Affine.of(p) for p in (a.q_proj, a.k_proj, a.v_proj, a.o_proj)]
         weights = [n.weight.double() for n in (a.q_norm, a.k_norm)] if normed else []
-        stages.append(algebra.stage(algebra.heads(Gain.of(layer.input_layernorm), operator, projections, weights)))
+        attention = algebra.heads(Gain.of(layer.input_layernorm), operator, projections, weights)
         up, down, gate = (Affine.of(p) for p in (mlp.up_proj, mlp.down_proj, mlp.gate_proj))
-        gain = Gain.of(layer.post_attention_layernorm)
-        stages.append(algebra.stage(algebra.units(gain, ACTIVATIONS[config.hidden_act], up, down, gate)))
-    return _network(model, algebra, stages, norm, base.norm)
+        units = algebra.units(Gain.of(layer.post_attention_layernorm), ACTIVATIONS[config.hidden_act], up, down, gate)
+        return algebra.stage(attention), algebra.stage(units)
+
+    return _network(model, algebra, base.layers, read, norm, base.norm)
 
 
 def _read_gpt2(model: Any) -> Network:
@@ -192,16 +199,16 @@ def _read_gpt2(model: Any) -> Network:
     def affine(conv: Any, part: int = 0, parts: int = 1) -> Affine:
         return Affine(conv.weight.double().chunk(parts, 1)[part], conv.bias.double().chunk(parts)[part])
 
-    stages = []
-    for block in base.h:
+    def read(block: Any) -> tuple[Stage, ...]:
         a = block.attn
         operator = Attention(heads=a.num_heads, head_dim=a.head_dim, mask=Causal(), scale=_scale(a.scaling, a.head_dim))
         projections = [affine(a.c_attn, i, 3) for i in range(3)]
-        stages.append(algebra.stage(algebra.heads(Gain.of(block.ln_1), operator, [*projections, affine(a.c_proj)])))
+        attention = algebra.heads(Gain.of(block.ln_1), operator, [*projections, affine(a.c_proj)])
         function = ACTIVATIONS[config.activation_function]
         units = algebra.units(Gain.of(block.ln_2), function, affine(block.mlp.c_fc), affine(block.mlp.c_proj))
-        stages.append(algebra.stage(units))
-    return _network(model, algebra, stages, norm, base.ln_f, base.wpe)
+        return algebra.stage(attention), algebra.stage(units)
+
+    return _network(model, algebra, base.h, read, norm, base.ln_f, base.wpe)
 
 
 def _read_neox(model: Any) -> Network:
@@ -209,8 +216,9 @@ def _read_neox(model: Any) -> Network:
     config, base = model.config, model.gpt_neox
     norm = LayerNorm(config.hidden_size, config.layer_norm_eps)
     algebra = Algebra(base.embed_in.weight.double(), True, norm)
-    rotary, stages = _rotary(base.rotary_emb), []
-    for layer in base.layers:
+    rotary = _rotary(base.rotary_emb)
+
+    def read(layer: Any) -> tuple[Stage, ...]:
         a, mlp = layer.attention, layer.mlp
         operator = Attention(
             heads=config.num_attention_heads,
@@ -227,8 +235,9 @@ def _read_neox(model: Any) -> Network:
             algebra.heads(Gain.of(layer.input_layernorm), operator, [*projections, Affine.of(a.dense)]),
             _neox_units(algebra, layer, config, mlp),
         )
-        stages += [algebra.stage(*parts)] if config.use_parallel_residual else [algebra.stage(part) for part in parts]
-    return _network(model, algebra, stages, norm, base.final_layer_norm)
+        return (algebra.stage(*parts),) if config.use_parallel_residual else tuple(algebra.stage(part) for part in parts)
+
+    return _network(model, algebra, base.layers, read, norm, base.final_layer_norm)
 
 
 def _neox_units(algebra: Algebra, layer: Any, config: Any, mlp: Any) -> Part:
