@@ -128,7 +128,11 @@ def _draw_cost(axis: Any, panel: Panel, names: list[str]) -> None:
             labels.append(Line(*points[-1], text, colour))
     bound = [math.log10(v) for v in panel.lower_bound]
     axis.plot(panel.x, bound, **BOUND)
-    labels.append(Line(panel.x[-1], bound[-1], "bound for\nattention only", "#555555"))
+    labels.append(
+        Line(
+            panel.x[-1], bound[-1], f"{'n ' if panel.quantity == 'state' else ''}$H^{{L/2}}$: bound\n(attention only)", "#555555"
+        )
+    )
     if panel.against != "layers" or panel.x[-1] > 16:
         axis.set_xscale("log", base=2)
     axis.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}"))
@@ -150,7 +154,7 @@ def _draw_cost(axis: Any, panel: Panel, names: list[str]) -> None:
 # --- the limits -----------------------------------------------------------------------------------------------------------------
 
 
-def _threshold(axis: Any, x: float, text: str) -> None:
+def _threshold(axis: Any, x: int, text: str) -> None:
     axis.axvline(x, **BOUND)
     axis.annotate(
         text, (x, 1.0), (0, 3), xycoords=("data", "axes fraction"), textcoords="offset points", rotation=38, fontsize=7.5

@@ -50,16 +50,19 @@ def scaling(config: TransformerConfig, length: int = 1) -> list[Panel]:
                 except AnyformerError:  # sizes of thousands of digits
                     if value == getattr(base, against):
                         raise
-            panels += [_panel(kind, quantity, against, x, sizes, length) for quantity in QUANTITIES]
+            own = x.index(getattr(base, against))
+            panels += [_panel(kind, quantity, against, x, sizes, own, length) for quantity in QUANTITIES]
     return panels
 
 
-def _panel(kind: str, quantity: str, against: str, x: list[int], sizes: list[dict[str, Any]], length: int) -> Panel:
-    names = sizes[0]["backbones"]
-    series = {name: [s["backbones"][name].get(quantity) for s in sizes] for name in names}
-    left_out = {name: sizes[-1]["backbones"][name]["reason"] for name, values in series.items() if all(v is None for v in values)}
+def _panel(kind: str, quantity: str, against: str, x: list[int], sizes: list[dict[str, Any]], own: int, length: int) -> Panel:
+    """One panel from the sizes at every x; ``own`` is where the configuration itself stands, whose reasons are given."""
+    names = list(sizes[own]["backbones"])
+    values = {name: [s["backbones"][name].get(quantity) for s in sizes] for name in names}
+    drawn = {name: v for name, v in values.items() if any(x is not None for x in v)}
+    left_out = {n: sizes[own]["backbones"][n].get("reason", f"has no {quantity}") for n in names if n not in drawn}
     bound = [s["lower_bound"] * (length if quantity == "state" else 1) for s in sizes]
-    return Panel(kind, quantity, against, x, {n: v for n, v in series.items() if n not in left_out}, bound, left_out)
+    return Panel(kind, quantity, against, x, drawn, bound, left_out)
 
 
 def reasons(panels: list[Panel]) -> list[str]:

@@ -37,8 +37,8 @@ from anyformer.unrolling import unroll
 
 HEADS, LAYERS, HEAD_DIM, FEATURES = 2, 2, 2, 4
 """The class of the figure."""
-WIDTHS = (2, 3, 4, 6, 8, 12, 16, 18, 19, 20, 21, 22, 24, 28, 32, 40, 50)
-OTHER_CLASSES = ((2, 2, 1, 3), (2, 2, 2, 3), (3, 2, 1, 2), (2, 3, 1, 2))
+WIDTHS = (2, 3, 4, 6, 8, 12, 16, 19, 20, 21, 22, 24, 28, 32, 40, 50)
+OTHER_CLASSES = ((2, 2, 1, 3), (2, 2, 2, 3), (3, 2, 1, 2))
 """Classes at which the count is tried, one below ``counted_width``, at it, and one above."""
 SEQUENCES, LENGTH = 12, 6
 SOLVED = 1e-9
@@ -63,16 +63,16 @@ def counted_width(heads: int, layers: int, head_dim: int, features: int) -> int:
 
 def make_target(heads: int, layers: int, head_dim: int, features: int, seed: int) -> Network:
     """A random attention-only target, bidirectional, whose tokens are 2 * SEQUENCES * LENGTH Gaussian vectors and whose outputs are its
-    features. Queries and keys are 1.5 times as large as they would be with N(0, 1/fan-in): patterns are far from uniform."""
+    features. Queries and keys are 1.2 times, values 1.5 times N(0, 1/fan-in): in both layers patterns are on
+    average about 0.1 away from uniform, and not yet one-hot."""
     module = Transformer(vocab=features, heads=heads, layers=layers, head_dim=head_dim, features=features, causal=False).double()
+    module.requires_grad_(False)
     generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for name, parameter in module.named_parameters():
-            draw = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
-            parameter.copy_(draw * (1.5 if "W_Q" in name or "W_K" in name else 1.0) / parameter.shape[-1] ** 0.5)
-        network = read(module)
-        table = torch.randn(2 * SEQUENCES * LENGTH, features, generator=generator, dtype=torch.float64)
-    return replace(network.to(torch.float64), embedding=table.detach(), readout=None, source=None)
+    for name, parameter in module.named_parameters():
+        scale = (1.2 if "W_Q" in name or "W_K" in name else 1.5) / parameter.shape[-1] ** 0.5
+        parameter.copy_(scale * torch.randn(parameter.shape, generator=generator, dtype=torch.float64))
+    table = torch.randn(2 * SEQUENCES * LENGTH, features, generator=generator, dtype=torch.float64)
+    return replace(read(module), embedding=table, readout=None, source=None)
 
 
 class NarrowMachine:
@@ -93,12 +93,11 @@ class NarrowMachine:
 
 def _one(sizes: tuple[int, int, int, int], width: int, seed: int, starts: int, steps: int) -> dict[str, float]:
     """Errors of one target on one backbone: by the optimiser, and by the two linear systems (least squares, minimum norm)."""
-    with torch.no_grad():
-        network = make_target(*sizes, seed)
-        tokens = torch.arange(2 * SEQUENCES * LENGTH).reshape(2 * SEQUENCES, LENGTH)
-        found: list[Tensor] = []
-        network.run(tokens, patterns=found)
-        wanted, X, required = torch.stack(found, dim=1), network.embedding[tokens], unroll(network)
+    network = make_target(*sizes, seed)
+    tokens = torch.arange(2 * SEQUENCES * LENGTH).reshape(2 * SEQUENCES, LENGTH)
+    found: list[Tensor] = []
+    network.run(tokens, patterns=found)
+    wanted, X, required = torch.stack(found, dim=1), network.embedding[tokens], unroll(network)
     machine = NarrowMachine(network.network_class, width, seed)
     train, held_out = slice(0, SEQUENCES), slice(SEQUENCES, None)
 

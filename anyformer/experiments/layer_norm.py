@@ -29,7 +29,7 @@ from anyformer.targets.transformer import Transformer
 from anyformer.verifying import verify
 
 FEATURES = 4
-WIDTHS = (8, 16, 32, 64, 128)
+WIDTHS = (8, 16, 32, 64)
 SCALES = (0.1, 1.0, 10.0, 1000.0)
 """Lengths of the inputs, beside x = 0; every input comes with its mirror image."""
 EPS = 1e-5

@@ -11,7 +11,7 @@ from torch import Tensor
 
 SOLVED = 1e-28
 """Mean squared residual below which nothing is left to gain in float64."""
-PATIENCE, GAIN = 25, 0.05
+PATIENCE, GAIN = 25, 0.2
 """Stop where that many steps together reduced the squared residual by less than this part."""
 
 

@@ -43,7 +43,7 @@ class Effort:
         }
 
 
-FULL = Effort(5, 6, 300, below_width.WIDTHS, 2, 3, below_width.OTHER_CLASSES, 3, layer_norm.WIDTHS, 200, INDEPENDENCE)
+FULL = Effort(5, 4, 250, below_width.WIDTHS, 2, 4, below_width.OTHER_CLASSES, 3, layer_norm.WIDTHS, 200, INDEPENDENCE)
 QUICK = Effort(1, 1, 30, (4, 19, 24, 40), 1, 1, (), 1, (8,), 20, INDEPENDENCE[:2])
 
 Report = Callable[[str, int, int], None]
