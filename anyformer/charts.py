@@ -20,6 +20,7 @@ MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 BOUND = dict(color="#777777", linestyle=(0, (2, 2)), linewidth=1.0)
 AXES = {"layers": "layers L", "heads": "heads H", "head_dim": "head width d"}
 QUANTITIES = {"state": "state = width x length", "nonzero_weights": "non-zero weights"}
+FORMATS = (".png", ".pdf", ".svg")
 TINY = 1e-17
 """What an error of exactly 0 is drawn as."""
 
@@ -37,8 +38,6 @@ class Line:
 def _save(figure: Any, path: Path) -> None:
     try:
         figure.savefig(path, dpi=130)
-    except ValueError as error:  # a format that matplotlib does not write
-        raise AnyformerError(f"{path} cannot be drawn: {error}") from None
     except OSError as error:
         raise AnyformerError(f"{path} cannot be written: {error.strerror or error}") from None
     finally:
@@ -81,6 +80,16 @@ def label_ends(axis: Any, lines: list[Line], height: float, size: float = 7.5) -
         )  # fmt: skip
 
 
+def require_drawable(path: Path) -> None:
+    """Raise now, rather than after the work, where no chart can be drawn into ``path``."""
+    pyplot()
+    if path.suffix not in FORMATS:
+        raise AnyformerError(f"{path} cannot be drawn: expected a file name that ends in {', '.join(FORMATS)}")
+    if path.is_dir() or not path.parent.is_dir():
+        why = "it is a folder" if path.is_dir() else f"{path.parent} is not a folder"
+        raise AnyformerError(f"{path} cannot be written: {why}")
+
+
 # --- the cost of universality ---------------------------------------------------------------------------------------------------
 
 
@@ -115,7 +124,7 @@ def _draw_cost(axis: Any, panel: Panel, names: list[str]) -> None:
     labels, partial = [], []
     for values, group in together.items():
         i = names.index(group[0])
-        points = [(x, math.log10(v)) for x, v in zip(panel.x, values, strict=True) if v is not None]
+        points = [(float(x), math.log10(v)) for x, v in zip(panel.x, values, strict=True) if v is not None]
         colour = COLOURS[i % len(COLOURS)]
         axis.plot(
             *zip(*points, strict=True), color=colour, linestyle=STYLES[i % len(STYLES)], marker=MARKERS[i % len(MARKERS)],
@@ -130,7 +139,10 @@ def _draw_cost(axis: Any, panel: Panel, names: list[str]) -> None:
     axis.plot(panel.x, bound, **BOUND)
     labels.append(
         Line(
-            panel.x[-1], bound[-1], f"{'n ' if panel.quantity == 'state' else ''}$H^{{L/2}}$: bound\n(attention only)", "#555555"
+            float(panel.x[-1]),
+            bound[-1],
+            f"{'n ' if panel.quantity == 'state' else ''}$H^{{L/2}}$: bound\n(attention only)",
+            "#555555",
         )
     )
     if panel.against != "layers" or panel.x[-1] > 16:
@@ -148,7 +160,7 @@ def _draw_cost(axis: Any, panel: Panel, names: list[str]) -> None:
             text, point, (0.02 + 0.2 * i, 0.03), textcoords="axes fraction", fontsize=7.5, color=colour,
             arrowprops=dict(arrowstyle="-", color=colour, linewidth=0.6, shrinkA=0, shrinkB=2),
         )  # fmt: skip
-    label_ends(axis, labels, height=165)
+    label_ends(axis, labels, height=165.0)
 
 
 # --- the limits -----------------------------------------------------------------------------------------------------------------
@@ -192,7 +204,7 @@ def draw_below_width(path: Path, result: dict[str, Any]) -> None:
         (result["required_reads"], f"N = {result['required_reads']}"),
     ):
         _threshold(axis, x, text)
-    label_ends(axis, [Line(widths[-1], median[-1], text, colour) for median, text, colour in labels], height=260)
+    label_ends(axis, [Line(float(widths[-1]), median[-1], text, colour) for median, text, colour in labels], height=260.0)
     axis.set_xlabel("width m of a random backbone")
     axis.set_ylabel("largest error of any attention pattern, new inputs")
     axis.grid(alpha=0.25, linewidth=0.5)
@@ -237,15 +249,15 @@ def draw_layer_norm(path: Path, result: dict[str, Any]) -> None:
     for i, (name, text) in enumerate(texts.items()):
         means = [_mean([row[name] for row in result["fits"] if row["width"] == w]) for w in widths]
         axis.plot(widths, means, color=COLOURS[i], linestyle=STYLES[i], marker=MARKERS[i], markersize=5, markerfacecolor="white")
-        labels.append(Line(widths[-1], means[-1], text, COLOURS[i]))
+        labels.append(Line(float(widths[-1]), means[-1], text, COLOURS[i]))
     exact = max(result["norm_operator_error"], TINY)
     axis.plot(widths, [exact] * len(widths), color=COLOURS[4], linestyle=STYLES[3], marker=MARKERS[3], markersize=5)
-    labels.append(Line(widths[-1], exact, "norm over D reads\n(path tree)", COLOURS[4]))
+    labels.append(Line(float(widths[-1]), exact, "norm over D reads\n(path tree)", COLOURS[4]))
     axis.set_yscale("log")
     axis.set_xscale("log", base=2)
     axis.set_ylim(1e-17, 1e2)
     axis.set_xticks(widths, [str(w) for w in widths])
-    label_ends(axis, labels, height=230)
+    label_ends(axis, labels, height=230.0)
     axis.set_xlabel("width m of the backbone")
     axis.set_ylabel("largest error (mean over seeds)")
     axis.grid(alpha=0.25, linewidth=0.5)

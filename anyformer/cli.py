@@ -289,9 +289,10 @@ def _cost(options: CostCommand) -> tuple[dict[str, Any], int]:
 
 
 def _draw_chart(path: Path, config: Any, length: int) -> list[Any]:
-    from anyformer.charts import draw_cost
+    from anyformer.charts import draw_cost, require_drawable
     from anyformer.scaling import scaling
 
+    require_drawable(path)
     panels = scaling(config, length)
     given = f"H = {config.heads}, L = {config.layers}, d = {config.head_dim}, d_in = {config.features} where they do not run"
     draw_cost(path, panels, length, given)

@@ -8,8 +8,9 @@ A stage of a target, ``f(x) = g * (x - mean x) / std x + b`` with trained g and 
 At x = 0 the stream is 0 and ``y(0) = beta U``, whatever E is: the error at 0 is ``|b - beta U|``. More: ``x E`` is odd in x, so
 ``y(x) + y(-x) = 2 beta U`` for every x, while ``f(x) + f(-x) = 2 b``. One of the two errors is at least ``|b - beta U|`` (ours). A
 constant feature, ``z = x E + e``, repairs x = 0 but not this: for x -> infinity along a ray the constant drops out of LN_m(z), so the
-largest error over a ray and its mirror image is still at least ``|b - beta U|`` in the limit. In anyformer the norm is an operator that
-reads D coordinates, and the shift b comes on the constant feature, by a branch that no norm scales.
+largest error over a ray and its mirror image is still at least ``|b - beta U|`` in the limit (unless x E has m equal entries; then y does
+not tell x from -x at all). In anyformer the norm is an operator that reads D coordinates, and the shift b comes on the constant feature, by
+a branch that no norm scales.
 """
 
 from collections.abc import Callable

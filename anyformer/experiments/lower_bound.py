@@ -16,7 +16,8 @@ m >= H^(L/2). A short proof that gives more (ours; docs/limits.md has it in full
 
       m^2 >= H^(2L-1)    (d_in >= 2, d >= 2),          m (m + 1) / 2 >= H (H (H + 1) / 2)^(L-1)    (every d_in, d).
 
-The second implies Theorem 4.1, since (H + 1) / 2 >= 1; the first leaves a factor of about sqrt(H) (d_in + 2d) to the path tree.
+The second implies Theorem 4.1, since (H + 1) / 2 >= 1; the first leaves a factor of about 2d sqrt(H) to the columns that
+attention needs on a machine that exists, 2Hd (H^L - 1)/(H - 1).
 """
 
 from math import isqrt
