@@ -229,7 +229,7 @@ def draw_conditioning(path: Path, condition: dict[str, Any]) -> None:
             f"{text}\nmedian $10^{{{part['median']:.2f}}}$", (edges[place] + 1 / 16, counts[place]), (0, 4),
             textcoords="offset points", ha="center", fontsize=8.5,
         )  # fmt: skip
-    axis.margins(y=0.22)
+    axis.margins(x=0.1, y=0.22)
     axis.set_xlabel("log10 of the condition number of R_all")
     axis.set_ylabel(f"backbones, of {condition['seeds']}")
     _save(figure, path)
