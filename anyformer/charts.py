@@ -97,7 +97,9 @@ def cost_figure(panels: list[Panel], length: int, title: str = "") -> Any:
     """A row of panels (against L, H, d) for each class and quantity; sizes are drawn by their logarithm, of any magnitude."""
     plt = pyplot()
     kinds = list(dict.fromkeys((p.kind, p.quantity) for p in panels))
-    figure, axes = plt.subplots(len(kinds), len(AXES), figsize=(11.5, 3.0 * len(kinds)), squeeze=False, layout="constrained")
+    figure, axes = plt.subplots(len(kinds), len(AXES), figsize=(11.5, 3.0 * len(kinds)), squeeze=False)
+    top = 1 - 0.35 / (3.0 * len(kinds))
+    figure.subplots_adjust(left=0.08, right=0.89, top=top, bottom=0.6 / (3.0 * len(kinds)), wspace=0.65, hspace=0.28)
     names = list(dict.fromkeys(name for p in panels for name in (*p.series, *p.left_out)))
     for panel in panels:
         row, column = kinds.index((panel.kind, panel.quantity)), list(AXES).index(panel.against)
@@ -106,7 +108,14 @@ def cost_figure(panels: list[Panel], length: int, title: str = "") -> Any:
         if column == 0:
             axis.set_ylabel(f"{panel.kind}\n{QUANTITIES[panel.quantity]}", fontsize=9)
         axis.set_xlabel(AXES[panel.against], fontsize=9)
-    figure.suptitle(f"{title}{'; ' if title else ''}sequence length {length}", fontsize=10)
+    figure.text(
+        0.5,
+        1 - 0.04 / (3.0 * len(kinds)),
+        f"{title}{'; ' if title else ''}sequence length {length}",
+        ha="center",
+        va="top",
+        fontsize=10,
+    )
     return figure
 
 

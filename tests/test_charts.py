@@ -29,7 +29,7 @@ def few_points(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(scope="module")
 def panels() -> list[Panel]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("anyformer.scaling.RANGES", {"layers": (1, 3, 8), "heads": (1, 4), "head_dim": (1, 128)})
+        patch.setattr("anyformer.scaling.RANGES", {"layers": (1, 8), "heads": (1, 4), "head_dim": (128,)})
         return scaling(CONFIG, length=7)
 
 
@@ -119,10 +119,11 @@ def test_labels_do_not_overlap_with_six_machines(panels: list[Panel]) -> None:
     assert overlapping(figure) == [] and sum(len(axis.texts) for axis in figure.axes) >= 12
     first = panels[0]
     crowd = {f"machine-{i}": [10 * x + i for x in first.x] for i in range(6)}
-    crowded = [Panel(p.kind, p.quantity, p.against, first.x, crowd, first.lower_bound, {}) for p in panels[:6]]
+    crowded = [Panel(p.kind, p.quantity, p.against, first.x, crowd, first.lower_bound, {}) for p in panels[:2]]
     figure = cost_figure(crowded, 7)
-    assert overlapping(figure) == [] and all(len(axis.texts) == 7 for axis in figure.axes)
-    styles = {(line.get_linestyle(), line.get_marker()) for line in figure.axes[0].lines}
+    assert overlapping(figure) == [] and [len(axis.texts) for axis in figure.axes if axis.lines] == [7, 7]
+    drawn = next(axis for axis in figure.axes if axis.lines)
+    styles = {(line.get_linestyle(), line.get_marker()) for line in drawn.lines}
     assert len(styles) == 7  # a grey print tells them apart
 
 

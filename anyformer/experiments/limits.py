@@ -44,7 +44,7 @@ class Effort:
 
 
 FULL = Effort(5, 4, 250, below_width.WIDTHS, 2, 4, below_width.OTHER_CLASSES, 3, layer_norm.WIDTHS, 200, INDEPENDENCE)
-QUICK = Effort(1, 1, 30, (4, 19, 24, 40), 1, 1, (), 1, (8,), 20, INDEPENDENCE[:2])
+QUICK = Effort(1, 1, 15, (4, 19, 24, 40), 1, 1, (), 1, (8,), 20, INDEPENDENCE[:2])
 
 Report = Callable[[str, int, int], None]
 """``report(part, done, of)``."""
@@ -78,7 +78,9 @@ def run_limits(folder: Path, quick: bool = False, report: Report | None = None) 
                 effort.count_seeds, effort.count_starts, effort.steps, effort.other_classes, ticking("the count")
             )
         },
-        "layer_norm": layer_norm.layer_norm(effort.norm_seeds, 2, 60, effort.norm_widths, ticking("LayerNorm")),
+        "layer_norm": layer_norm.layer_norm(
+            effort.norm_seeds, 2, min(60, effort.steps), effort.norm_widths, ticking("LayerNorm")
+        ),
         "random_weights": random_weights.random_weights(effort.backbones, quick, ticking("random")),
     }
     result["passed"] = all(laws(result).values())
