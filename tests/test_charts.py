@@ -14,6 +14,7 @@ import anyformer as af
 from anyformer.backbones.registry import MACHINES
 from anyformer.charts import cost_figure, spread
 from anyformer.cli import main
+from anyformer.experiments.lower_bound import BOUNDED
 from anyformer.figures import pyplot
 from anyformer.scaling import Panel, classes, reasons, scaling
 
@@ -60,9 +61,10 @@ def test_every_number_is_the_cost_codes(panels: list[Panel]) -> None:
                 assert panel.series.get(name, [None] * len(panel.x))[i] == expected, (name, panel)
 
 
-def test_no_machine_is_below_the_bound(panels: list[Panel]) -> None:
+def test_no_attention_only_machine_is_below_the_bound(panels: list[Panel]) -> None:
     for panel in panels:
-        for values in panel.series.values():
+        for name in set(BOUNDED) & set(panel.series):
+            values = panel.series[name]
             assert all(v is None or v >= bound for v, bound in zip(values, panel.lower_bound, strict=True))
 
 

@@ -36,6 +36,9 @@ from anyformer.targets.transformer import TransformerConfig
 CLASSES = ((2, 2, 2, 4), (4, 2, 24, 4), (2, 2, 28, 30), (2, 3, 28, 30), (2, 4, 30, 30), (8, 6, 64, 512))
 """(H, L, d, d_in): the class of the figure, the sizes of the paper's experiments, and one of today's small models."""
 
+BOUNDED = ("path-tree", "looped", "chain", "random")
+"""Machines of the theorem's kind. Others may multiply, be deeper, or hold fewer targets, and stand where they stand."""
+
 
 def symmetric_bound(heads: int, layers: int) -> int:
     """The smallest m with ``m (m + 1) / 2 >= H (H (H + 1) / 2)^(L-1)``, exactly; for every d_in and d."""
