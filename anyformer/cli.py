@@ -8,7 +8,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -152,6 +152,22 @@ class CostCommand:
     """With biases (behind a norm they cost columns)."""
     length: int = 1
     """Sequence length for state = width x length."""
+    chart: Path | None = None
+    """Draw state and non-zero weights of every machine against L, H and d into this file (.png, .pdf, .svg)."""
+    as_json: AsJson = False
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a fixed machine cannot do and what it needs: the lower bound, widths below N, LayerNorm, random weights (docs/limits.md).
+
+    Example: anyformer limits --quick
+    """
+
+    output: Output = Path("limits")
+    """Folder for limits.json and three figures."""
+    quick: bool = False
+    """A few seconds: few seeds, few widths, small sizes."""
     as_json: AsJson = False
 
 
@@ -314,11 +330,39 @@ def _cost(options: CostCommand) -> tuple[dict[str, Any], int]:
         bias=options.bias,
     )
     result = cost(config, options.length)
+    panels = _draw_chart(options.chart, config, options.length) if options.chart is not None else []
+    if panels:
+        result |= {"chart": {"file": str(options.chart), "length": options.length, "panels": [asdict(p) for p in panels]}}
     if not options.as_json:
-        from anyformer.console import show_cost
+        from anyformer.console import show, show_cost
+        from anyformer.scaling import reasons
 
         show_cost(result)
+        if panels:
+            show("\n".join([f"wrote {options.chart}", *reasons(panels)]))
     return result, 0
+
+
+def _draw_chart(path: Path, config: Any, length: int) -> list[Any]:
+    from anyformer.charts import draw_cost, require_drawable
+    from anyformer.scaling import scaling
+
+    require_drawable(path)
+    panels = scaling(config, length)
+    given = f"H = {config.heads}, L = {config.layers}, d = {config.head_dim}, d_in = {config.features} where they do not run"
+    draw_cost(path, panels, length, given)
+    return panels
+
+
+def _limits(options: Limits) -> tuple[dict[str, Any], int]:
+    from anyformer.console import limits_progress, show_limits
+    from anyformer.experiments.limits import run_limits
+
+    with limits_progress(quiet=options.as_json, quick=options.quick) as report:
+        result = run_limits(options.output, options.quick, report)
+    if not options.as_json:
+        show_limits(result)
+    return result, 0 if result["passed"] else 1
 
 
 COMMANDS: dict[str, Command] = {
@@ -329,6 +373,7 @@ COMMANDS: dict[str, Command] = {
     "verify": Command(Verify, _verify, "a program against its target, outputs and attention"),
     "specialize": Command(Specialize, _specialize, "a program becomes an ordinary transformer again"),
     "cost": Command(CostCommand, _cost, "width of every machine for a class"),
+    "limits": Command(Limits, _limits, "what no fixed machine can do, measured (10 minutes; --quick: seconds)"),
 }
 """In the order in which a newcomer needs them."""
 

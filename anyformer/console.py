@@ -183,3 +183,76 @@ def show_cost(result: dict[str, Any]) -> None:
     show(
         f"lower bound for attention-only machines of this depth that match attention: width >= H^(L/2) = {approximate(result['lower_bound'])}"
     )
+
+
+@contextmanager
+def limits_progress(quiet: bool, quick: bool) -> Iterator[Any]:
+    """A bar for each part of ``anyformer limits``; calls ``report(part, done, of)``."""
+    if quiet or not OUT.is_terminal:
+        if not quiet:
+            show("measuring limits, " + ("a few seconds ..." if quick else "up to ten minutes ..."))
+        yield None
+        return
+    with Progress(TextColumn("{task.description:<10}"), BarColumn(), TimeRemainingColumn(), console=OUT) as progress:
+        bars: dict[str, Any] = {}
+
+        def report(part: str, done: int, of: int) -> None:
+            if part not in bars:
+                bars[part] = progress.add_task(part, total=of)
+            progress.update(bars[part], completed=done)
+
+        yield report
+
+
+def show_limits(result: dict[str, Any]) -> None:
+    """The tables of ``anyformer limits``."""
+    show("width over the lower bound H^(L/2) (attention only; docs/limits.md has a stronger bound and both proofs)")
+    standing = result["lower_bound"]["standing"]
+    machines = list(dict.fromkeys(name for row in standing for name, s in row["machines"].items() if s["width"] is not None))
+    table = Table("H, L, d, d_in", "H^(L/2)", "our bound", *machines)
+    for row in standing:
+        sizes = [row["machines"][name] for name in machines]
+        cells = ["none" if s["width"] is None else f"{s['over_bound']:,.4g} x" for s in sizes]
+        what = ", ".join(str(row[k]) for k in ("heads", "layers", "head_dim", "features"))
+        table.add_row(what, approximate(row["bound"]), approximate(row["our_bound"]), *cells)
+    OUT.print(table)
+    below = result["below_width"]
+    show(
+        f"below N: largest attention error on new inputs (bound {below['lower_bound']}, count of unknowns {below['counted_width']}, "
+        f"attention's reads {below['attention_reads']}, N = {below['required_reads']})"
+    )
+    table = Table("width", "optimised: least", "median of seeds", "least squares, attention", "the program")
+    for row in below["curve"]:
+        found = row["optimised"]
+        errors = (found["min"], found["median"], row["attention_only"]["median"], row["compiled"]["median"])
+        table.add_row(str(row["width"]), *(f"{e:.1e}" for e in errors))
+    OUT.print(table)
+    for row in below["counts"]:
+        what = ", ".join(str(row[k]) for k in ("heads", "layers", "head_dim", "features"))
+        show(
+            f"  ({what}): count {row['counted_width']}; least error one below {row['one_below']:.1e}, at it {row['at_count']:.1e}, one "
+            f"above {row['one_above']:.1e}"
+        )
+    norm = result["layer_norm"]
+    worst, constant = (min(row[k] / row["floor"] for row in norm["fits"]) for k in ("error", "error_with_constant"))
+    show(
+        f"LayerNorm over all m coordinates: the best error found is at least {worst:.3g} times |b - beta U| "
+        f"({constant:.3g} times with a constant feature); a norm over D reads: {norm['norm_operator_error']:.1e}"
+    )
+    for position, verdict in norm["verified"].items():
+        passed = "verified" if verdict["passed"] else "NOT verified"
+        show(f"  a {position}-LayerNorm target with biases: {passed}, largest error {verdict['max_abs_error']:.1e}")
+    weights = result["random_weights"]
+    determinants = ", ".join(f"{k.replace('_', ' ')} {w['determinant']:+d}" for k, w in weights["witness"].items())
+    show(f"determinant of R_all of the 0/1 machine, in integers: {determinants}")
+    for name in ("least", "recommended"):
+        c = weights["condition"][name]
+        show(
+            f"  log10 cond(R_all) of {weights['condition']['seeds']} backbones, m = {c['width']}: {c['smallest']:.2f} to {c['largest']:.2f}, "
+            f"median {c['median']:.2f}"
+        )
+    for name in ("ordinary", "enough"):
+        r = weights["random_mlp"][name]
+        show(f"  random MLP of {r['units']} units: rank {r['rank']} of {r['reads']} reads, relative residual {r['residual']:.1e}")
+    wrote = f"{result['folder']}/limits.json, below_width.png, conditioning.png, layer_norm.png"
+    show(f"laws hold: {'yes' if result['passed'] else 'NO'}.   wrote {wrote}")

@@ -14,7 +14,7 @@ from anyformer.errors import AnyformerError
 from anyformer.program import Program
 
 
-def _pyplot() -> Any:
+def pyplot() -> Any:
     try:
         import matplotlib
 
@@ -30,7 +30,7 @@ def draw_overview(
 ) -> None:
     """One picture. ``rows``: (title, token labels, target patterns, machine patterns), patterns of each layer (heads, n, n);
     ``programs``: (title, program, tree)."""
-    plt = _pyplot()
+    plt = pyplot()
     heads = sum(p.shape[0] for p in rows[0][2])
     heights = [1.0 + 1.9 * len(rows)] + [3.9] * len(programs)
     figure = plt.figure(figsize=(3.1 * heads, sum(heights)), layout="constrained")
