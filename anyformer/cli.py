@@ -45,7 +45,7 @@ class Compile:
     output: Output
     """Folder for the program."""
     backbone: str = "path-tree"
-    """Which machine: path-tree, looped, chain, composition or random."""
+    """Which machine: path-tree, looped, chain, composition, random or stored-program."""
     seed: int | None = None
     """Random backbone: its seed (default 0)."""
     oversample: float | None = None
@@ -70,6 +70,24 @@ class Run:
     """Folder of a program."""
     tokens: str
     """Token names (or ids, where the program has no names), separated by spaces."""
+    as_json: AsJson = False
+
+
+@dataclass(frozen=True)
+class Generate:
+    """Continue some tokens greedily, with a cache of keys and values where the class allows it.
+
+    Example: anyformer generate llama-program --tokens "3 1 4 1 5" --new-tokens 8
+    """
+
+    program: Annotated[Positional[Path], arg(metavar="PROGRAM")]
+    """Folder of a program."""
+    tokens: str
+    """Token names (or ids, where the program has no names), separated by spaces."""
+    new_tokens: int = 16
+    """How many tokens to append at most."""
+    end: str | None = None
+    """Stop after this token."""
     as_json: AsJson = False
 
 
@@ -252,6 +270,25 @@ def _run(options: Run) -> tuple[dict[str, Any], int]:
     return result, 0
 
 
+def _generate(options: Generate) -> tuple[dict[str, Any], int]:
+    import torch
+
+    from anyformer.generating import generate
+    from anyformer.program import load
+
+    program = load(options.program)
+    ids = program.token_ids(options.tokens)
+    end = None if options.end is None else program.token_ids(options.end)[0]
+    out = generate(program, torch.tensor([ids]), options.new_tokens, end=end)[0, len(ids) :].tolist()
+    names = program.token_names or tuple(str(i) for i in range(program.vocab))
+    result = {"tokens": [names[i] for i in ids], "generated": [names[i] for i in out], "ids": out}
+    if not options.as_json:
+        from anyformer.console import show
+
+        show(" ".join(result["generated"]))
+    return result, 0
+
+
 def _verify(options: Verify) -> tuple[dict[str, Any], int]:
     import torch
 
@@ -368,6 +405,7 @@ def _limits(options: Limits) -> tuple[dict[str, Any], int]:
 COMMANDS: dict[str, Command] = {
     "demo": Command(Demo, _demo, "train two targets, run both on one fixed machine (2 minutes)"),
     "run": Command(Run, _run, "run a program on some tokens"),
+    "generate": Command(Generate, _generate, "continue some tokens greedily"),
     "inspect": Command(Inspect, _inspect, "what a program is, coordinate by coordinate"),
     "compile": Command(Compile, _compile, "a target of yours becomes a program"),
     "verify": Command(Verify, _verify, "a program against its target, outputs and attention"),

@@ -8,7 +8,7 @@ from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.table import Table
+from rich.table import Column, Table
 
 from anyformer.backbones.machine import Machine
 from anyformer.memory import approximate, human_bytes
@@ -166,7 +166,9 @@ def _operator(data: dict[str, Any]) -> str:
 
 def show_cost(result: dict[str, Any]) -> None:
     """One row a machine; below, why a machine has none."""
-    table = Table("machine", "width", "recommended", "width x length", "stages", "non-zero weights", "a token row")
+    table = Table(
+        Column("machine", no_wrap=True), "width", "recommended", "width x length", "stages", "non-zero weights", "a token row"
+    )
     reasons = []  # why a machine has no width, and notes on those that have one
     for name, sizes in result["backbones"].items():
         if sizes["width"] is None:

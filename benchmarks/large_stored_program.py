@@ -16,7 +16,9 @@ from measure import claim, finish
 
 import anyformer as af
 
-SIZES = dict(hidden_size=256, intermediate_size=768, num_hidden_layers=8, num_attention_heads=8, num_key_value_heads=4, vocab_size=7200)
+SIZES = dict(
+    hidden_size=256, intermediate_size=768, num_hidden_layers=8, num_attention_heads=8, num_key_value_heads=4, vocab_size=7200
+)
 TOKENS = torch.arange(8 * 128).view(8, 128) * 7919 % SIZES["vocab_size"]
 
 
@@ -86,7 +88,9 @@ with tempfile.TemporaryDirectory() as folder:
 
 parameters, forward = 4 * results["make"]["parameters"], results["transformers_forward"]["bytes"]
 allowance = (2 * parameters + 3 * forward) / 2**20
-print(f"{parameters / 2**20:.0f} MiB of parameters, transformers' forward adds {forward / 2**20:.0f} MiB: allowance {allowance:.0f} MiB")
+print(
+    f"{parameters / 2**20:.0f} MiB of parameters, transformers' forward adds {forward / 2**20:.0f} MiB: allowance {allowance:.0f} MiB"
+)
 run, compiled, exact = results["load_and_run"], results["compile_and_save"], results["verify_in_float64"]
 finish(
     claim("width / parameters", compiled["width"] / results["make"]["parameters"], 1.0),
@@ -94,5 +98,9 @@ finish(
     claim("MiB added by reading the folder, compiling and saving", compiled["bytes"] / 2**20, allowance),
     claim("MiB added by loading the program and running it", run["bytes"] / 2**20, allowance),
     claim("largest float32 error / largest logit", run["error"] / run["largest"], 1e-5),
-    claim("largest error of a float64 program, every token seen, outputs and patterns", max(exact["error"], exact["pattern_error"]), 1e-10),
+    claim(
+        "largest error of a float64 program, every token seen, outputs and patterns",
+        max(exact["error"], exact["pattern_error"]),
+        1e-10,
+    ),
 )

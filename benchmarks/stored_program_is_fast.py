@@ -28,13 +28,20 @@ with torch.no_grad():
     for seen in (torch.ones_like(mask), mask):
         ours = af.generate(program, tokens, 32, mask=seen)
         theirs = model.generate(
-            tokens, attention_mask=seen.long(), max_new_tokens=32, do_sample=False, output_logits=True, return_dict_in_generate=True
+            tokens,
+            attention_mask=seen.long(),
+            max_new_tokens=32,
+            do_sample=False,
+            output_logits=True,
+            return_dict_in_generate=True,
         )
         best = torch.stack(theirs.logits, 1).topk(2).values
         close = (best[..., 0] - best[..., 1] < 1e-4).long().cumsum(1) > 0
         same = ours[:, 64:] == theirs.sequences[:, 64:]
         agreed, compared = agreed + int((same & ~close).sum()), compared + int((~close).sum())
-    print(f"{agreed} of {compared} generated tokens are the same ({2 * 8 * 32 - compared} of {2 * 8 * 32} not compared: a tie came before)")
+    print(
+        f"{agreed} of {compared} generated tokens are the same ({2 * 8 * 32 - compared} of {2 * 8 * 32} not compared: a tie came before)"
+    )
 finish(
     claim("stored program / transformers' eager forward", times["program"] / times["transformers"], 1.5),
     claim("share of equal generated tokens", agreed / compared, 1.0, at_least=True),

@@ -40,4 +40,6 @@ with torch.no_grad():
         af.write_huggingface(af.load(Path(place) / "program"), Path(place) / "llama")
         back = af.load_target(Path(place) / "llama")
         error = (back(batch.inputs).logits - llama(batch.inputs).logits).abs().max()
-        print(f"folder -> embedding -> folder: logits agree to {error:.1e}, accuracy {100 * task.accuracy(back(batch.inputs).logits, batch):.2f} %")
+        print(
+            f"folder -> embedding -> folder: logits agree to {error:.1e}, accuracy {100 * task.accuracy(back(batch.inputs).logits, batch):.2f} %"
+        )

@@ -52,6 +52,7 @@ def json_of(capsys: pytest.CaptureFixture[str], *arguments: object, code: int = 
         ("named", ["--backbone", "looped"]),
         ("plain", ["--backbone", "random", "--seed", "3", "--oversample", "1.5", "--law", "gaussian"]),
         ("one-head", ["--backbone", "chain", "--dtype", "float64"]),
+        ("named", ["--backbone", "stored-program"]),
     ],
 )
 def test_compile_verify_inspect_run(capsys, targets: Path, tmp_path: Path, target: str, options: list[str]) -> None:
@@ -216,7 +217,7 @@ def test_deep_programs_are_inspected_and_huge_sizes_are_one_line(capsys, tmp_pat
     deep = af.Transformer(vocab=2, heads=1, layers=1200, head_dim=1, features=1)
     af.compile(deep, af.PathTree.for_class(deep)).save(tmp_path / "p")
     assert len(json_of(capsys, "inspect", tmp_path / "p")["blocks"]) == 1201
-    for sizes in (["2", "10000", "3"], ["2", "2", str(10**26)], ["1", str(10**9), "3"]):
+    for sizes in (["16", "3300", "3"], ["2", "2", str(10**26)], ["1", str(10**9), "3"]):
         heads, layers, width = sizes
         arguments = ["cost", "--heads", heads, "--layers", layers, "--head-dim", width, "--features", "3", "--json"]
         code, out, err = call(capsys, *arguments)
@@ -250,3 +251,22 @@ def test_the_demo_sees_a_machine_that_moves(capsys, tmp_path: Path, monkeypatch)
     monkeypatch.setattr(demo, "EVALUATION_SIZE", 64)
     result = json_of(capsys, "demo", "-o", tmp_path / "demo", code=1)
     assert result["backbone_unchanged"] is False and result["passed"] is False
+
+
+def test_generate(capsys, targets: Path, tmp_path: Path) -> None:
+    for backbone in ("path-tree", "stored-program"):
+        json_of(capsys, "compile", targets / "named", "--backbone", backbone, "-o", tmp_path / backbone)
+    made = json_of(capsys, "generate", tmp_path / "path-tree", "--tokens", "( )", "--new-tokens", "5")
+    assert made == json_of(capsys, "generate", tmp_path / "stored-program", "--tokens", "( )", "--new-tokens", "5")
+    program = af.load(tmp_path / "path-tree")
+    assert (
+        made["ids"] == af.generate(program, torch.tensor([program.token_ids("( )")]), 5)[0, 2:].tolist() and len(made["ids"]) == 5
+    )
+    assert made["generated"] == [program.token_names[i] for i in made["ids"]] and made["tokens"] == ["(", ")"]
+    _, out, _ = call(capsys, "generate", tmp_path / "path-tree", "--tokens", "( )", "--new-tokens", "5")
+    assert out.split() == made["generated"]
+    stopped = json_of(capsys, "generate", tmp_path / "path-tree", "--tokens", "( )", "--end", made["generated"][0])
+    assert stopped["generated"] == made["generated"][:1]
+    for bad in (["--tokens", "x"], ["--tokens", "("], ["--tokens", "(", "--new-tokens", "-1"], ["--tokens", "(", "--end", "x"]):
+        code, _, err = call(capsys, "generate", tmp_path / ("nowhere" if bad == ["--tokens", "("] else "path-tree"), *bad)
+        assert code == 2 and err.count("\n") == 1 and err.startswith("anyformer: ")

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -24,13 +25,14 @@ BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.M | re.S)
 
 @pytest.fixture
 def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A working folder that holds what ``anyformer demo`` writes (untrained here)."""
+    """A working folder that holds what ``anyformer demo`` writes (untrained here), and the trained Llama of the examples."""
     monkeypatch.chdir(tmp_path)
     machine = af.PathTree.for_class(DEMO_CLASS)
     for name, task in demo_tasks().items():
         target = af.Transformer(DEMO_CLASS, token_names=task.token_names)
         target.save(tmp_path / "demo" / "targets" / name)
         af.compile(target, machine).save(tmp_path / "demo" / "programs" / name)
+    shutil.copytree(ROOT / "examples" / "llama" / "model", tmp_path / "examples" / "llama" / "model")
     return tmp_path
 
 

@@ -23,7 +23,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from anyformer.backbones.folding import Trace, fold, routing_table
+from anyformer.backbones.folding import Trace, fold, routing_table, tree_plan
 from anyformer.backbones.random_backbone import RandomRecipe, build_reads, required_reads
 from anyformer.backbones.tree import Tree
 from anyformer.costs import lower_bound
@@ -80,14 +80,14 @@ class NarrowMachine:
 
     def __init__(self, network_class: NetworkClass, width: int, seed: int):
         self.tree = Tree.of(network_class)
-        self.routing = routing_table(self.tree)
+        self.plan = tree_plan(self.tree, routing_table(self.tree))
         self.reads, _ = build_reads(RandomRecipe(network_class.for_tree(), width, "gaussian", seed))
 
     def patterns(self, E: Float[Tensor, "d_in m"], X: Float[Tensor, "batch n d_in"]) -> Float[Tensor, "batch layers heads n n"]:
         """Every pattern of the machine on inputs X with the program E."""
         trace = Trace()
         positions = torch.arange(X.shape[1]).expand(X.shape[:2])
-        fold(self.tree, self.routing, X @ (E @ self.reads), Context(positions), trace)
+        fold(self.plan, X @ (E @ self.reads), Context(positions), trace)
         return torch.stack(trace.patterns, dim=1)
 
 

@@ -6,7 +6,6 @@ which fill whole vectors. So the run of a tree multiplies row by row, with opera
 functions see whole vectors only. (One thread: with more, a tensor is also cut between threads.)
 """
 
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -22,11 +21,15 @@ VECTOR = 64
 """A multiple of how many numbers a vectorised loop takes at once, on every processor."""
 
 
-def aligned(like: Tensor, *shape: int) -> Float[Tensor, "*shape"]:
-    """An empty tensor whose items along the first axis begin at multiples of 64 bytes."""
-    size = math.prod(shape[1:])
-    rows = like.new_empty(shape[0], -(-size // WORDS) * WORDS)
-    return rows[:, :size].unflatten(1, shape[1:]) if len(shape) > 1 else rows[:, 0]
+def aligned(like: Tensor, *shape: int, lead: int = 1) -> Float[Tensor, "*shape"]:
+    """An empty tensor whose items, indexed by the first ``lead`` axes, begin at multiples of 64 bytes."""
+    strides, step = [], 1
+    for axis in range(len(shape) - 1, -1, -1):
+        if axis == lead - 1:
+            step = -(-step // WORDS) * WORDS
+        strides.insert(0, step)
+        step *= shape[axis]
+    return torch.empty_strided(shape, strides, dtype=like.dtype, device=like.device)
 
 
 def aligned_copy(x: Tensor) -> Float[Tensor, "items *rest"]:
@@ -38,9 +41,7 @@ class _Contract(torch.autograd.Function):
     """``sum_g matrix_g values_g (+ onto)``, row by row and head by head: as fast as one batched product."""
 
     @staticmethod
-    def forward(ctx: Any, matrix: Tensor, values: Tensor, onto: Tensor | None) -> Tensor:
-        ctx.save_for_backward(matrix, values)
-        ctx.has_onto = onto is not None
+    def forward(matrix: Tensor, values: Tensor, onto: Tensor | None) -> Tensor:
         batch, count, queries, keys = matrix.shape
         weights = aligned_copy(matrix.reshape(batch * count, queries, keys))
         total = aligned(values, batch, queries, values.shape[3])
@@ -56,27 +57,71 @@ class _Contract(torch.autograd.Function):
         return total
 
     @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor | None], output: Tensor) -> None:
+        matrix, values, onto = inputs
+        ctx.save_for_backward(matrix, values)
+        ctx.save_for_forward(matrix, values)
+        ctx.has_onto = onto is not None
+
+    @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
         matrix, values = ctx.saved_tensors
         gradient = gradients[0][:, None]
         seen = values.swapaxes(1, 2)
         return gradient @ seen.mT, (matrix.mT @ gradient).swapaxes(1, 2), gradients[0] if ctx.has_onto else None
 
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Tensor | None) -> Tensor:
+        matrix, values = ctx.saved_tensors
+        d_matrix, d_values, d_onto = tangents
+        parts = [] if d_onto is None else [d_onto]
+        parts += [] if d_matrix is None else [(d_matrix @ values.swapaxes(1, 2)).sum(1)]
+        parts += [] if d_values is None else [(matrix @ d_values.swapaxes(1, 2)).sum(1)]
+        return sum(parts[1:], parts[0])
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[int | None, ...], *inputs: Tensor | None) -> tuple[Tensor, int]:
+        return _one_batch(_Contract.apply, info.batch_size, in_dims, inputs)
+
 
 class _Products(torch.autograd.Function):
     """``q k^T`` over a batch and heads."""
 
     @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor) -> Tensor:
-        ctx.save_for_backward(q, k)
+    def forward(q: Tensor, k: Tensor) -> Tensor:
         items = [aligned_copy(x.flatten(0, 1)) for x in (q, k)]
-        out = aligned(q, items[0].shape[0], q.shape[2], k.shape[2])
-        return torch.bmm(items[0], items[1].mT, out=out).unflatten(0, q.shape[:2])
+        out = aligned(q, *q.shape[:3], k.shape[2], lead=2)
+        torch.bmm(items[0], items[1].mT, out=out.flatten(0, 1))
+        return out
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs)
+        ctx.save_for_forward(*inputs)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor]:
         q, k = ctx.saved_tensors
         return gradients[0] @ k, gradients[0].mT @ q
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Tensor | None) -> Tensor:
+        q, k = ctx.saved_tensors
+        parts = [a @ b.mT for a, b in ((tangents[0], k), (q, tangents[1])) if a is not None and b is not None]
+        return sum(parts[1:], parts[0])
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[int | None, ...], *inputs: Tensor | None) -> tuple[Tensor, int]:
+        return _one_batch(_Products.apply, info.batch_size, in_dims, inputs)
+
+
+def _one_batch(apply: Any, size: int, in_dims: tuple[int | None, ...], inputs: tuple[Tensor | None, ...]) -> tuple[Tensor, int]:
+    """A batch of batches is a batch: rows do not see each other."""
+    wide = [
+        x if x is None else (x.expand(size, *x.shape) if d is None else x.movedim(d, 0)).flatten(0, 1)
+        for x, d in zip(inputs, in_dims, strict=True)
+    ]
+    return apply(*wide).unflatten(0, (size, -1)), 0
 
 
 def contract(
@@ -85,7 +130,7 @@ def contract(
     onto: Float[Tensor, "batch queries c"] | None,
 ) -> Float[Tensor, "batch queries c"]:
     """``sum_g matrix_g values_g``, added to ``onto`` where that is given. ``values`` may be strided views of a state."""
-    return _Contract.apply(matrix.expand(values.shape[0], values.shape[2], -1, -1), values, onto)  # type: ignore[return-value]
+    return _Contract.apply(matrix, values, onto)  # type: ignore[return-value]
 
 
 def products(

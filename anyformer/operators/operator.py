@@ -226,7 +226,7 @@ class Mixing(TokenMap):
     def contract(self, values: Any, onto: Any = None) -> Any:
         if not isinstance(values, Tensor) or self.past is not None:
             return self.apply(values).sum(2) + (0 if onto is None else onto)
-        return contract(self.matrix, values, onto)
+        return contract(self.matrix.expand(values.shape[0], values.shape[2], -1, -1), values, onto)
 
 
 class Operator(Spec, ABC):

@@ -13,7 +13,7 @@ once. Every stage has scratch of its own (it starts at 0 and is added to), and w
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from math import prod
 
 import torch
@@ -156,6 +156,7 @@ class StageLayout:
     banks: tuple[BankLayout, ...]
 
     @classmethod
+    @lru_cache(maxsize=256)  # the layers of a class are alike
     def of(cls, stage: StageClass, width: int, constant: bool) -> "StageLayout":
         assert stage.width is not None
         banks: list[BankLayout] = []

@@ -4,6 +4,7 @@ Written from the layout's coordinates alone; the forward is :class:`LiteralTrans
 ``x_i``, its up reads ``theta_ij``, its down writes ``y_j``.
 """
 
+from collections import Counter
 from dataclasses import dataclass, field
 
 import torch
@@ -188,20 +189,26 @@ def _stage_units(stage: StageLayout) -> tuple[int, int]:
 
 def literal_costs(layout: Layout) -> tuple[int, int]:
     """Depth, and how many weights of the literal form are 1: three a product, one a copy, one a read and one (for units two) a moved value."""
-    total = 0
-    for stage in layout.stages:
-        products, copies = _stage_units(stage)
-        total += 3 * products + copies + stage.stage.shared
-        for bank in stage.banks:
-            if bank is stage.residual:
-                continue
-            width = _value_width(stage, bank)
-            if bank.branch.is_gated:
-                total += bank.count * width * (bank.branch.operator.reads + 2)
-            else:
-                total += bank.count * (bank.branch.operator.reads + width)
+    kinds = Counter(id(stage) for stage in layout.stages)
+    different = {id(stage): stage for stage in layout.stages}
+    total = sum(kinds[key] * _stage_weights(stage) for key, stage in different.items())
     total += 3 * layout.width_out * layout.network.outputs + layout.network.outputs
     return 3 * len(layout.stages) + 1, total
+
+
+def _stage_weights(stage: StageLayout) -> int:
+    """The ones in the three layers of a stage."""
+    products, copies = _stage_units(stage)
+    total = 3 * products + copies + stage.stage.shared
+    for bank in stage.banks:
+        if bank is stage.residual:
+            continue
+        width = _value_width(stage, bank)
+        if bank.branch.is_gated:
+            total += bank.count * width * (bank.branch.operator.reads + 2)
+        else:
+            total += bank.count * (bank.branch.operator.reads + width)
+    return total
 
 
 def _value_width(stage: StageLayout, bank: BankLayout) -> int:

@@ -1,0 +1,73 @@
+"""Products whose rows do not depend on their neighbours: values, derivatives of every kind, and the bits."""
+
+import pytest
+import torch
+
+from anyformer.operators import primitives as P
+from anyformer.operators.alignment import aligned, contract, products
+
+
+def draw(seed: int, *shape: int) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).double()
+
+
+M, V, O = draw(1, 2, 3, 4, 5), draw(2, 2, 5, 3, 6), draw(3, 2, 4, 6)
+Q, K = draw(4, 2, 3, 4, 5), draw(5, 2, 3, 6, 5)
+
+
+def test_values() -> None:
+    expected = torch.einsum("bgqk,bkgc->bqc", M, V)
+    torch.testing.assert_close(contract(M, V, None), expected, rtol=1e-13, atol=1e-13)
+    torch.testing.assert_close(contract(M, V, O), expected + O, rtol=1e-13, atol=1e-13)
+    torch.testing.assert_close(products(Q, K), Q @ K.mT, rtol=1e-13, atol=1e-13)
+
+
+def test_every_derivative() -> None:
+    m, v, o, q, k = (x.clone().requires_grad_() for x in (M, V, O, Q, K))
+    for function, inputs in ((contract, (m, v, o)), (lambda a, b: contract(a, b, None), (m, v)), (products, (q, k))):
+        assert torch.autograd.gradcheck(function, inputs, check_forward_ad=True)
+        assert torch.autograd.gradgradcheck(function, inputs)
+
+
+def test_transforms() -> None:
+    many, onto = torch.stack((M, 2 * M, -M), 1), torch.stack((O, O, 3 * O))
+    got = torch.func.vmap(contract, in_dims=(1, None, 0))(many, V, onto)
+    assert torch.equal(got, torch.stack([contract(many[:, i], V, onto[i]) for i in range(3)]))
+    assert torch.equal(torch.func.vmap(products)(torch.stack((Q, -Q)), torch.stack((K, K)))[1], products(-Q, K))
+
+    def both_ways(v: torch.Tensor) -> torch.Tensor:
+        return contract(M, v, v[:, :4].sum(2))
+
+    torch.testing.assert_close(torch.func.jacfwd(both_ways)(V), torch.func.jacrev(both_ways)(V))
+
+
+def test_items_begin_at_multiples_of_64_bytes() -> None:
+    for shape, lead in (((3, 5, 7), 1), ((2, 3, 5, 7), 2), ((4,), 1)):
+        x = aligned(torch.empty(0), *shape, lead=lead)
+        items = x.flatten(0, lead - 1)
+        assert x.shape == shape and x[..., 0].numel() > 0
+        assert all((item.data_ptr() - x.data_ptr()) % 64 == 0 for item in items)
+
+
+@pytest.mark.parametrize("n", [1, 5, 8, 9, 16, 33, 101])
+@pytest.mark.parametrize("batch", [2, 7])
+def test_rows_have_the_bits_that_they_have_alone(n: int, batch: int) -> None:
+    q, k, v = draw(6, batch, 2, n, 7).float(), draw(7, batch, 2, n, 7).float(), draw(8, batch, n, 2, 37).float()
+    m = products(q, k)
+    state = aligned(v, *v.shape).copy_(v)
+    for i in range(batch):
+        row = slice(i, i + 1)
+        assert torch.equal(m[row], products(q[row].clone(), k[row].clone()))
+        assert torch.equal(contract(m, state, None)[row], contract(m[row].clone(), v[row].clone(), None))
+
+
+@pytest.mark.parametrize("function", [P.exp, P.log, P.tanh, P.sigmoid, P.erf], ids=lambda f: f.__name__)
+def test_functions_have_the_same_bits_everywhere(function) -> None:
+    x = draw(9, 333).float().abs()
+    whole = function(x)
+    for count in (1, 3, 8, 31, 64, 100):
+        assert torch.equal(function(x[:count].clone()), whole[:count]) and torch.equal(
+            function(x[-count:].clone()), whole[-count:]
+        )
+    torch.testing.assert_close(whole, getattr(torch, function.__name__)(x))
+    assert torch.equal(function(x[::3]), whole[::3]) and function(x[:0]).shape == (0,)
