@@ -1,7 +1,7 @@
 """Claim: a batch of 64 rows with 64 different programs runs at 0.9 of the speed of 64 rows of one program, run in the fastest way.
 
-Path tree, two heads, four layers, d = d_in = 30 (m = 2280), 100 tokens, float32, one thread. The fastest way is sought over sizes of the blocks of rows that
-are folded together.
+Path tree, two heads, four layers, d = d_in = 30 (m = 2280), 100 tokens, float32, one thread. The fastest way is sought over sizes of the
+blocks of rows that are folded together.
 """
 
 import torch

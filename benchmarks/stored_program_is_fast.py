@@ -1,7 +1,7 @@
 """Claim: a stored program runs at most 1.5 times slower than transformers' eager forward, and generates the same tokens.
 
-Llama, hidden 128, 4 layers, 8 heads, MLP 384, vocabulary 1000, 64 tokens, batch 8, float32, one thread, one run. Generation: greedy, batched and padded
-prompts, compared up to the first step at which transformers' two best logits differ by less than 1e-4.
+Llama, hidden 128, 4 layers, 8 heads, MLP 384, vocabulary 1000, 64 tokens, batch 8, float32, one thread, one run. Generation: greedy,
+batched and padded prompts, compared up to the first step at which transformers' two best logits differ by less than 1e-4.
 """
 
 import torch

@@ -6,6 +6,7 @@ which fill whole vectors. So the run of a tree multiplies row by row, with opera
 functions see whole vectors only. (One thread: with more, a tensor is also cut between threads.)
 """
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
+from torch.autograd import forward_ad
 
 WORDS = 16
 """Numbers between two starts: 64 bytes of float32, 128 of float64."""
@@ -32,8 +34,10 @@ def aligned(like: Tensor, *shape: int, lead: int = 1) -> Float[Tensor, "*shape"]
     return torch.empty_strided(shape, strides, dtype=like.dtype, device=like.device)
 
 
-def aligned_copy(x: Tensor) -> Float[Tensor, "items *rest"]:
-    """A copy whose items along the first axis begin at multiples of 64 bytes."""
+def aligned_items(x: Float[Tensor, "items *rest"]) -> Float[Tensor, "items *rest"]:
+    """The same numbers, in memory where items along the first axis begin at multiples of 64 bytes: copied only where they do not."""
+    if x.is_contiguous() and math.prod(x.shape[1:]) % WORDS == 0 and x.data_ptr() % 64 == 0:
+        return x
     return aligned(x, *x.shape).copy_(x)
 
 
@@ -43,17 +47,17 @@ class _Contract(torch.autograd.Function):
     @staticmethod
     def forward(matrix: Tensor, values: Tensor, onto: Tensor | None) -> Tensor:
         batch, count, queries, keys = matrix.shape
-        weights = aligned_copy(matrix.reshape(batch * count, queries, keys))
+        weights = aligned_items(matrix.reshape(batch * count, queries, keys))
         total = aligned(values, batch, queries, values.shape[3])
-        for i in range(batch):
-            for g in range(count):
-                each, seen = weights[i * count + g], values[i, :, g]
+        heads = iter(weights.unbind())
+        for i, row in enumerate(total.unbind()):
+            for g, seen in enumerate(values[i].unbind(1)):
                 if g:
-                    total[i].addmm_(each, seen)
+                    row.addmm_(next(heads), seen)
                 elif onto is None:
-                    torch.mm(each, seen, out=total[i])
+                    torch.mm(next(heads), seen, out=row)
                 else:
-                    torch.addmm(onto[i], each, seen, out=total[i])
+                    torch.addmm(onto[i], next(heads), seen, out=row)
         return total
 
     @staticmethod
@@ -89,7 +93,7 @@ class _Products(torch.autograd.Function):
 
     @staticmethod
     def forward(q: Tensor, k: Tensor) -> Tensor:
-        items = [aligned_copy(x.flatten(0, 1)) for x in (q, k)]
+        items = [aligned_items(x.flatten(0, 1)) for x in (q, k)]
         out = aligned(q, *q.shape[:3], k.shape[2], lead=2)
         torch.bmm(items[0], items[1].mT, out=out.flatten(0, 1))
         return out
@@ -124,20 +128,32 @@ def _one_batch(apply: Any, size: int, in_dims: tuple[int | None, ...], inputs: t
     return apply(*wide).unflatten(0, (size, -1)), 0
 
 
+_transformed = getattr(torch._C, "_are_functorch_transforms_active", lambda: True)
+
+
+def _watched(*tensors: Tensor | None) -> bool:
+    """Whether a derivative is being taken or a transformation applied. Where not, the forward alone saves what autograd's call costs."""
+    if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors):
+        return True
+    return _transformed() or getattr(forward_ad, "_current_level", 0) >= 0
+
+
 def contract(
     matrix: Float[Tensor, "batch count queries keys"],
     values: Float[Tensor, "batch keys count c"],
     onto: Float[Tensor, "batch queries c"] | None,
 ) -> Float[Tensor, "batch queries c"]:
     """``sum_g matrix_g values_g``, added to ``onto`` where that is given. ``values`` may be strided views of a state."""
-    return _Contract.apply(matrix, values, onto)  # type: ignore[return-value]
+    run = _Contract.apply if _watched(matrix, values, onto) else _Contract.forward
+    return run(matrix, values, onto)  # type: ignore[return-value]
 
 
 def products(
     q: Float[Tensor, "batch count queries d"], k: Float[Tensor, "batch count keys d"]
 ) -> Float[Tensor, "batch count queries keys"]:
     """``q k^T``."""
-    return _Products.apply(q, k)  # type: ignore[return-value]
+    run = _Products.apply if _watched(q, k) else _Products.forward
+    return run(q, k)  # type: ignore[return-value]
 
 
 def in_whole_vectors(function: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:

@@ -104,10 +104,14 @@ class Context:
         return self.positions if self.cache is None else self.cache.positions
 
     def allowed(self, rule: Any) -> Any:
-        """Boolean (batch, 1, queries, keys): keys that the mask rule and ``mask`` let each query see; formed once a rule."""
+        """Boolean (batch, 1, queries, keys), or (1, ..) where all rows are alike: keys that the mask rule and ``mask`` let each query see; formed
+        once a rule."""
         if rule not in self._allowed:
-            allowed = rule.allows(self.positions[:, None, :, None], self.key_positions[:, None, None, :])
+            queries, keys = self.positions, self.key_positions
             mask = self.mask if self.cache is None else self.cache.mask
+            if mask is None and all(isinstance(x, Tensor) and x.stride(0) == 0 for x in (queries, keys)):
+                queries, keys = queries[:1], keys[:1]
+            allowed = rule.allows(queries[:, None, :, None], keys[:, None, None, :])
             self._allowed[rule] = allowed if mask is None else allowed & mask[:, None, None, :]
         return self._allowed[rule]
 

@@ -134,7 +134,7 @@ sigmoid.register(Tensor, in_whole_vectors(torch.sigmoid))
 erf.register(Tensor, in_whole_vectors(torch.erf))
 
 
-rows_apart.register(Tensor, alignment.aligned_copy)
+rows_apart.register(Tensor, alignment.aligned_items)
 products.register(Tensor, alignment.products)
 
 
