@@ -104,8 +104,8 @@ class Context:
         return self.positions if self.cache is None else self.cache.positions
 
     def allowed(self, rule: Any) -> Any:
-        """Boolean (batch, 1, queries, keys), or (1, ..) where all rows are alike: keys that the mask rule and ``mask`` let each query see; formed
-        once a rule."""
+        """Boolean (batch, 1, queries, keys), or (1, ..) where all rows are alike: keys that the mask rule and ``mask`` let each query
+        see; formed once a rule."""
         if rule not in self._allowed:
             queries, keys = self.positions, self.key_positions
             mask = self.mask if self.cache is None else self.cache.mask
