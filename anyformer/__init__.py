@@ -17,6 +17,7 @@ from anyformer.backbones import PathTree as PathTree
 from anyformer.backbones import Random as Random
 from anyformer.backbones import StoredProgram as StoredProgram
 from anyformer.bank import ProgramBank as ProgramBank
+from anyformer.classes import NetworkClass as NetworkClass
 from anyformer.compiling import compile as compile
 from anyformer.costs import cost as cost
 from anyformer.costs import lower_bound as lower_bound
@@ -31,7 +32,6 @@ from anyformer.maps import IdentityMap as IdentityMap
 from anyformer.maps import LowRankMap as LowRankMap
 from anyformer.network import Branch as Branch
 from anyformer.network import Network as Network
-from anyformer.network import NetworkClass as NetworkClass
 from anyformer.network import Stage as Stage
 from anyformer.operators import Cache as Cache
 from anyformer.program import Placement as Placement

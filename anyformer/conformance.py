@@ -18,10 +18,11 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from anyformer.backbones import Looped, PathTree, StoredProgram
+from anyformer.classes import inner_operator
 from anyformer.compiling import compile
 from anyformer.errors import AnyformerError
 from anyformer.maps import ConstantMap, DenseMap, IdentityMap, LinearMap, LowRankMap
-from anyformer.network import Branch, Network, Stage, inner_operator
+from anyformer.network import Branch, Network, Stage
 from anyformer.operators import Attention, Cache, Context, Gate, Identity, Operator
 
 LENGTH, FEATURES, VOCAB, OUTPUTS = 5, 4, 6, 3

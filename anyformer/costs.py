@@ -9,8 +9,8 @@ from math import isqrt, log10
 from typing import Any
 
 from anyformer.backbones.registry import MACHINES
+from anyformer.classes import NetworkClass
 from anyformer.errors import AnyformerError, OutsideClass, require_size
-from anyformer.network import NetworkClass
 from anyformer.targets.reading import network_class
 
 MOST_DIGITS = 4000

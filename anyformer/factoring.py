@@ -21,8 +21,9 @@ import torch
 from torch import Tensor
 
 from anyformer.backbones.tree import Bank, Tree
+from anyformer.classes import NetworkClass, StageClass
 from anyformer.maps import ConstantMap, DenseMap, IdentityMap, LinearMap
-from anyformer.network import Branch, Network, NetworkClass, Stage, StageClass
+from anyformer.network import Branch, Network, Stage
 from anyformer.operators import Identity, LayerNorm, Norm, Normed
 from anyformer.program import Program
 

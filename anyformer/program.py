@@ -16,9 +16,10 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from anyformer.classes import NetworkClass
 from anyformer.errors import AnyformerError, require_size
 from anyformer.memory import approximate, human_bytes, require_memory
-from anyformer.network import NetworkClass, check_positions, check_tokens
+from anyformer.network import check_positions, check_tokens
 from anyformer.operators import Context
 from anyformer.recipe import Recipe
 from anyformer.spec import Spec

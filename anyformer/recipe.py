@@ -3,8 +3,8 @@
 from functools import lru_cache
 from typing import Any, ClassVar
 
+from anyformer.classes import NetworkClass
 from anyformer.errors import AnyformerError
-from anyformer.network import NetworkClass
 from anyformer.spec import Spec
 
 

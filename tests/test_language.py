@@ -10,10 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
+from anyformer.classes import BranchClass, NetworkClass, StageClass
 from anyformer.conformance import close
 from anyformer.errors import AnyformerError, OutsideClass
 from anyformer.maps import ConstantMap, DenseMap, IdentityMap, LowRankMap
-from anyformer.network import Branch, BranchClass, Network, NetworkClass, Stage, StageClass
+from anyformer.network import Branch, Network, Stage
 from anyformer.operators import Attention, Causal, Gate, Identity, LayerNorm, Normed, RMSNorm
 from anyformer.spec import Spec
 from anyformer.targets.reading import READERS, network_class, read

@@ -18,11 +18,12 @@ from anyformer.backbones.layouts import enumerate_names
 from anyformer.backbones.literal import LiteralTransformer
 from anyformer.backbones.looped import LoopedRecipe, find_loop
 from anyformer.backbones.tree import Tree
+from anyformer.classes import BranchClass, NetworkClass, StageClass, inner_operator
 from anyformer.compiling import compile
 from anyformer.conformance import close
 from anyformer.errors import AnyformerError, OutsideClass
 from anyformer.maps import ConstantMap, DenseMap, IdentityMap, LowRankMap
-from anyformer.network import Branch, BranchClass, Network, NetworkClass, Stage, StageClass, inner_operator
+from anyformer.network import Branch, Network, Stage
 from anyformer.operators import Attention, AverageHard, Causal, CyclicShift, Gate, Identity
 from anyformer.program import Program
 from anyformer.targets.reading import network_class, read

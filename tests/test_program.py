@@ -15,9 +15,9 @@ from safetensors.torch import save_file
 from anyformer import program as program_module
 from anyformer import storage
 from anyformer.backbones import Chain, Looped, Machine, PathTree
+from anyformer.classes import NetworkClass
 from anyformer.compiling import compile
 from anyformer.errors import AnyformerError
-from anyformer.network import NetworkClass
 from anyformer.operators import Context, Softmax
 from anyformer.program import Program, load
 from anyformer.spec import digest

@@ -1,4 +1,4 @@
-"""Hugging Face models as stored programs: exact for every family, at most as wide as they have parameters, generating what transformers generates."""
+"""Hugging Face models as stored programs: exact for every family, no wider than they have parameters, generating what transformers does."""
 
 from pathlib import Path
 
@@ -10,7 +10,16 @@ import anyformer as af
 from anyformer.cli import main
 
 transformers = pytest.importorskip("transformers")
-FAMILIES = ["llama", "mistral", "qwen2", "qwen3", "gpt2", "gpt_neox", "llama, biases, tied, one key", "gpt_neox, sequential, whole rotary"]
+FAMILIES = [
+    "llama",
+    "mistral",
+    "qwen2",
+    "qwen3",
+    "gpt2",
+    "gpt_neox",
+    "llama, biases, tied, one key",
+    "gpt_neox, sequential, whole rotary",
+]
 
 
 def hidden(name: str, size: int, **options: object):
@@ -67,7 +76,11 @@ def test_generates_what_transformers_generates(name: str) -> None:
 def test_one_machine_runs_different_and_smaller_llamas() -> None:
     machine = af.StoredProgram.for_class(make("llama", num_hidden_layers=3))
     for seed, smaller in enumerate(
-        (dict(num_hidden_layers=3), dict(num_hidden_layers=1), dict(num_attention_heads=2, head_dim=2, num_key_value_heads=1, vocab_size=7))
+        (
+            dict(num_hidden_layers=3),
+            dict(num_hidden_layers=1),
+            dict(num_attention_heads=2, head_dim=2, num_key_value_heads=1, vocab_size=7),
+        )
     ):
         model = make("llama", seed, **smaller).double()
         af.verify(af.compile(model, machine), model, sequences=2, length=9).raise_if_not()

@@ -15,8 +15,9 @@ from anyformer.backbones.literal import LiteralTransformer
 from anyformer.backbones.machine import Cost
 from anyformer.backbones.tree import Block, Coordinate
 from anyformer.backbones.tree_machine import TreeMachine, columns_program
+from anyformer.classes import NetworkClass
 from anyformer.errors import AnyformerError, OutsideClass
-from anyformer.network import Network, NetworkClass
+from anyformer.network import Network
 from anyformer.operators import Attention
 from anyformer.program import Program
 from anyformer.recipe import Recipe

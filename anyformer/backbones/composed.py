@@ -28,9 +28,10 @@ from anyformer.backbones.literal import LiteralTransformer
 from anyformer.backbones.machine import Cost, Machine, Prepared
 from anyformer.backbones.tree import Block, Coordinate
 from anyformer.backbones.tree_machine import describe_class, program_of_columns, tree_cost
+from anyformer.classes import NetworkClass
 from anyformer.errors import AnyformerError, OutsideClass
 from anyformer.memory import approximate, require_memory
-from anyformer.network import Network, NetworkClass
+from anyformer.network import Network
 from anyformer.operators import Context
 from anyformer.program import Program
 from anyformer.recipe import Recipe

@@ -17,8 +17,8 @@ from functools import cached_property, lru_cache
 from anyformer.backbones.composition import Composition
 from anyformer.backbones.folding import Move, Plan, Runs, Segment, Step
 from anyformer.backbones.tree import Block, Coordinate, Tree
+from anyformer.classes import NetworkClass
 from anyformer.errors import AnyformerError
-from anyformer.network import NetworkClass
 
 EVERYTHING = -1
 

@@ -19,9 +19,10 @@ from jaxtyping import Float
 from torch import Tensor
 
 from anyformer.backbones.tree import Tree
+from anyformer.classes import NetworkClass
 from anyformer.errors import AnyformerError, OutsideClass
 from anyformer.memory import require_memory
-from anyformer.network import Branch, Network, NetworkClass
+from anyformer.network import Branch, Network
 from anyformer.operators import Attention, Identity
 from anyformer.spec import Spec
 from anyformer.targets.reading import network_class as class_of

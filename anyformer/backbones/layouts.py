@@ -21,9 +21,9 @@ from torch import Tensor
 from anyformer.backbones.composition import Composition, Part, Ports
 from anyformer.backbones.literal import LiteralBank, LiteralLayer, LiteralTransformer
 from anyformer.backbones.tree import Tree
+from anyformer.classes import NetworkClass
 from anyformer.errors import OutsideClass
 from anyformer.memory import approximate, require_memory
-from anyformer.network import NetworkClass
 
 Name = tuple[Any, ...]
 """A coordinate: (kind, path, details). The path is a tuple of (bank, branch) pairs, one a stage."""

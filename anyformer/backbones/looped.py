@@ -12,8 +12,8 @@ from anyformer.backbones.literal import LiteralTransformer
 from anyformer.backbones.machine import Cost
 from anyformer.backbones.tree import Tree
 from anyformer.backbones.tree_machine import InTreeOrder, tree_cost
+from anyformer.classes import NetworkClass, StageClass
 from anyformer.errors import AnyformerError, OutsideClass
-from anyformer.network import NetworkClass, StageClass
 from anyformer.recipe import Recipe
 
 

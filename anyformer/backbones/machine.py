@@ -15,9 +15,10 @@ from torch import Tensor, nn
 
 from anyformer.backbones.folding import Trace
 from anyformer.backbones.tree import Block
+from anyformer.classes import NetworkClass
 from anyformer.errors import AnyformerError, OutsideClass
 from anyformer.memory import approximate
-from anyformer.network import Network, NetworkClass, check_tokens
+from anyformer.network import Network, check_tokens
 from anyformer.operators import Cache, Context
 from anyformer.program import Program
 from anyformer.recipe import Recipe

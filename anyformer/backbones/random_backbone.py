@@ -29,9 +29,10 @@ from anyformer.backbones.folding import Trace, fold_in_blocks, routing_table, tr
 from anyformer.backbones.literal import LiteralBank, LiteralLayer, LiteralTransformer
 from anyformer.backbones.machine import Cost, Machine
 from anyformer.backbones.tree import Block, Tree
+from anyformer.classes import NetworkClass
 from anyformer.errors import AnyformerError, require_choice, require_size
 from anyformer.memory import approximate, require_memory
-from anyformer.network import Network, NetworkClass, check_positions, check_tokens
+from anyformer.network import Network, check_positions, check_tokens
 from anyformer.operators import Context
 from anyformer.program import Program
 from anyformer.recipe import Recipe

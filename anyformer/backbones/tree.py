@@ -15,8 +15,8 @@ import torch
 from jaxtyping import Bool
 from torch import Tensor
 
+from anyformer.classes import BranchClass, NetworkClass, StageClass, inner_operator
 from anyformer.errors import AnyformerError
-from anyformer.network import BranchClass, NetworkClass, StageClass, inner_operator
 from anyformer.operators import Gate, Identity, Operator
 
 

@@ -17,9 +17,10 @@ from torch import Tensor
 from anyformer.backbones.folding import Trace, fold_in_blocks, fold_rows, routing_table, tree_plan
 from anyformer.backbones.machine import Cost, Machine, Prepared
 from anyformer.backbones.tree import Block, Coordinate, Tree
+from anyformer.classes import StageClass
 from anyformer.errors import OutsideClass
 from anyformer.memory import require_memory
-from anyformer.network import Network, StageClass
+from anyformer.network import Network
 from anyformer.operators import Context
 from anyformer.program import Program
 from anyformer.unrolling import unroll

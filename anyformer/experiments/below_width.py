@@ -26,10 +26,11 @@ from torch import Tensor
 from anyformer.backbones.folding import Trace, fold, routing_table, tree_plan
 from anyformer.backbones.random_backbone import RandomRecipe, build_reads, required_reads
 from anyformer.backbones.tree import Tree
+from anyformer.classes import NetworkClass
 from anyformer.costs import lower_bound
 from anyformer.experiments.least_squares import minimise
 from anyformer.experiments.lower_bound import our_bound
-from anyformer.network import Network, NetworkClass
+from anyformer.network import Network
 from anyformer.operators import Context
 from anyformer.targets.reading import read
 from anyformer.targets.transformer import Transformer

@@ -11,8 +11,9 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
+from anyformer.classes import NetworkClass
 from anyformer.errors import AnyformerError, OutsideClass
-from anyformer.network import Network, NetworkClass, Stage
+from anyformer.network import Network, Stage
 from anyformer.operators import ALiBi, Attention, AverageHard, Bidirectional, Causal, LayerNorm, RMSNorm, Rotary, Softmax
 from anyformer.targets.algebra import Affine, Algebra, Gain
 from anyformer.targets.checking import number_problems, structure_problems

@@ -10,8 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from anyformer.classes import inner_operator
 from anyformer.errors import AnyformerError
-from anyformer.network import Branch, Network, Stage, inner_operator
+from anyformer.network import Branch, Network, Stage
 from anyformer.operators import ALiBi, Attention, AverageHard, Causal, Gate, LayerNorm, Norm, Normed
 from anyformer.targets.reading import network_class
 from anyformer.targets.transformer import Transformer, TransformerConfig

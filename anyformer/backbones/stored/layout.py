@@ -20,8 +20,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from anyformer.classes import BranchClass, NetworkClass, StageClass, key_reads
 from anyformer.errors import AnyformerError, OutsideClass
-from anyformer.network import BranchClass, NetworkClass, StageClass, key_reads
 
 
 @dataclass(frozen=True)

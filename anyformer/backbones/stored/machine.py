@@ -21,9 +21,10 @@ from anyformer.backbones.stored.literal import literal_costs, stored_literal
 from anyformer.backbones.stored.placing import is_whole, place
 from anyformer.backbones.stored.writing import read_network, write_constants
 from anyformer.backbones.tree import Block, Coordinate
+from anyformer.classes import NetworkClass
 from anyformer.errors import AnyformerError
 from anyformer.memory import approximate, require_memory
-from anyformer.network import Network, NetworkClass
+from anyformer.network import Network
 from anyformer.operators import Context
 from anyformer.program import Program
 from anyformer.recipe import Recipe

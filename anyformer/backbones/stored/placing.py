@@ -12,8 +12,8 @@ from functools import lru_cache
 import torch
 
 from anyformer.backbones.machine import differences
+from anyformer.classes import BranchClass, NetworkClass, StageClass, inner_operator
 from anyformer.errors import AnyformerError, OutsideClass
-from anyformer.network import BranchClass, NetworkClass, StageClass, inner_operator
 from anyformer.operators import ALiBi, Attention, Context, Gate, Normed, Operator, RelativeBias
 from anyformer.program import Placement
 

@@ -1,0 +1,178 @@
+"""What each command takes: one frozen dataclass a command, whose docstrings are its help."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+from tyro.conf import Positional, arg
+
+AsJson = Annotated[bool, arg(name="json", help="print one JSON object and nothing else")]
+Output = Annotated[Path, arg(aliases=["-o"])]
+
+
+@dataclass(frozen=True)
+class Demo:
+    """Train two small targets, compile both into programs for one fixed 0/1 machine, swap them, and check that nothing else changed.
+
+    Example: anyformer demo
+    """
+
+    output: Output = Path("demo")
+    """Folder for targets, programs and overview.png."""
+    as_json: AsJson = False
+
+
+@dataclass(frozen=True)
+class Compile:
+    """Compile a target's folder into a program: the input embedding of a fixed machine.
+
+    Example: anyformer compile demo/targets/dyck --backbone looped -o dyck-looped
+    """
+
+    target: Annotated[Positional[Path], arg(metavar="TARGET")]
+    """Folder of a target (config.json, model.safetensors): of ours, or a Hugging Face model's."""
+    output: Output
+    """Folder for the program."""
+    backbone: str = "path-tree"
+    """Which machine: path-tree, looped, chain, composition, random or stored-program."""
+    seed: int | None = None
+    """Random backbone: its seed (default 0)."""
+    oversample: float | None = None
+    """Random backbone: width / required reads (default 1.25)."""
+    law: Literal["uniform", "gaussian"] | None = None
+    """Random backbone: law of the weights (default uniform)."""
+    composition_tolerance: float | None = None
+    """Composition backbone: products up to this relative size count as zero (default 0: exact; above, the program is an approximation)."""
+    dtype: Literal["float32", "float64"] | None = None
+    """dtype of the program (default: the target's)."""
+    as_json: AsJson = False
+
+
+@dataclass(frozen=True)
+class Run:
+    """Run a program on its machine.
+
+    Example: anyformer run demo/programs/dyck --tokens "( ( ) ) ?"
+    """
+
+    program: Annotated[Positional[Path], arg(metavar="PROGRAM")]
+    """Folder of a program."""
+    tokens: str
+    """Token names (or ids, where the program has no names), separated by spaces."""
+    as_json: AsJson = False
+
+
+@dataclass(frozen=True)
+class Generate:
+    """Continue some tokens greedily, with a cache of keys and values where the class allows it.
+
+    Example: anyformer generate llama-program --tokens "3 1 4 1 5" --new-tokens 8
+    """
+
+    program: Annotated[Positional[Path], arg(metavar="PROGRAM")]
+    """Folder of a program."""
+    tokens: str
+    """Token names (or ids, where the program has no names), separated by spaces."""
+    new_tokens: int = 16
+    """How many tokens to append at most."""
+    end: str | None = None
+    """Stop after this token."""
+    as_json: AsJson = False
+
+
+@dataclass(frozen=True)
+class Verify:
+    """Compare a program with its target's own forward: outputs and every attention pattern. Exit code 1 if they differ.
+
+    Example: anyformer verify demo/programs/dyck demo/targets/dyck
+    """
+
+    program: Annotated[Positional[Path], arg(metavar="PROGRAM")]
+    """Folder of a program."""
+    target: Annotated[Positional[Path], arg(metavar="TARGET")]
+    """Folder of its target, of ours or a Hugging Face model's."""
+    sequences: int = 8
+    """Random sequences of each length."""
+    length: int = 32
+    """Longest random sequence."""
+    dtype: Literal["float32", "float64"] | None = None
+    """dtype to compare in (default: the program's)."""
+    as_json: AsJson = False
+
+
+@dataclass(frozen=True)
+class Specialize:
+    """Turn a program back into an ordinary transformer, from the program alone, and write it as a folder.
+
+    Example: anyformer specialize demo/programs/dyck -o demo/dyck-again
+    """
+
+    program: Annotated[Positional[Path], arg(metavar="PROGRAM")]
+    """Folder of a program."""
+    output: Output
+    """Folder for the transformer."""
+    to: Literal["anyformer", "huggingface"] = "anyformer"
+    """As a target of ours, or as a Hugging Face model (Llama-like classes)."""
+    as_json: AsJson = False
+
+
+@dataclass(frozen=True)
+class Inspect:
+    """Say what a program is: class, sizes, and the meaning of each block of coordinates.
+
+    Example: anyformer inspect demo/programs/dyck
+    """
+
+    program: Annotated[Positional[Path], arg(metavar="PROGRAM")]
+    """Folder of a program."""
+    as_json: AsJson = False
+
+
+@dataclass(frozen=True)
+class CostCommand:
+    """Width and memory of every machine for a class of targets, and the lower bound. Nothing is built, however large.
+
+    Example: anyformer cost --heads 2 --layers 4 --head-dim 30 --features 30
+    """
+
+    heads: int
+    """H, attention heads a layer."""
+    layers: int
+    """L."""
+    head_dim: int
+    """d, width of a head's queries and keys."""
+    features: int
+    """D (d_in of the paper), width of the target's stream."""
+    vocab: int | None = None
+    """Vocabulary of a read-out; without one a leaf is as wide as the features."""
+    residual: bool = False
+    """With residual connections."""
+    norm: Literal["none", "rms", "layer"] = "none"
+    """Normalisation: RMSNorm, LayerNorm or none."""
+    norm_position: Literal["pre", "post"] = "pre"
+    """Before or after each part."""
+    mlp: int = 0
+    """Hidden units of the MLP (0: none)."""
+    gated: bool = False
+    """Gated units (SwiGLU and the like)."""
+    bias: bool = False
+    """With biases (behind a norm they cost columns)."""
+    length: int = 1
+    """Sequence length for state = width x length."""
+    chart: Path | None = None
+    """Draw state and non-zero weights of every machine against L, H and d into this file (.png, .pdf, .svg)."""
+    as_json: AsJson = False
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a fixed machine cannot do and what it needs: the lower bound, widths below N, LayerNorm, random weights (docs/limits.md).
+
+    Example: anyformer limits --quick
+    """
+
+    output: Output = Path("limits")
+    """Folder for limits.json and three figures."""
+    quick: bool = False
+    """A few seconds: few seeds, few widths, small sizes."""
+    as_json: AsJson = False
