@@ -20,6 +20,9 @@ from anyformer.network import check_positions, check_tokens
 from anyformer.operators import Context
 from anyformer.program import Program, load
 
+REMEMBERED = 1024
+"""Of how many programs that had to go a bank remembers the names, to say so."""
+
 
 class ProgramBank:
     """Programs of one machine by name; ``bank(tokens, programs=["a", "b"])`` runs row i with the program named there.
@@ -40,7 +43,7 @@ class ProgramBank:
         self._lock = threading.RLock()
         self._held: dict[str, tuple[Program, Prepared]] = {}  # the least recently used first
         self._folders: dict[str, Path] = {}
-        self._dropped: set[str] = set()
+        self._dropped: dict[str, None] = {}
         for name, program in (programs or {}).items():
             self[name] = program
 
@@ -95,8 +98,8 @@ class ProgramBank:
         mask: Bool[Tensor, "batch n"] | None = None,
         positions: Int[Tensor, "batch n"] | None = None,
     ) -> Float[Tensor, "batch n out"]:
-        """Logits; row i is what the machine gives for the program ``programs[i]`` alone, bit for bit. Where programs have different numbers of
-        outputs, those that a row does not have are -inf. Raises :class:`AnyformerError` for a name that is not there, before anything runs."""
+        """Logits; row i is what the machine gives for the program ``programs[i]`` alone, bit for bit on one thread. Where programs have different
+        numbers of outputs, those that a row does not have are -inf. Raises :class:`AnyformerError` for a name that is not there, before anything runs."""
         if isinstance(programs, str) or not isinstance(tokens, Tensor) or tokens.ndim != 2 or len(programs) != len(tokens):
             shape = tuple(tokens.shape) if isinstance(tokens, Tensor) else type(tokens).__name__
             got = repr(programs) if isinstance(programs, str) else f"{len(programs)} names"
@@ -121,14 +124,21 @@ class ProgramBank:
 
     def _entries(self, names: Sequence[str]) -> list[tuple[Program, Prepared]]:
         """The programs of a batch; those that are not resident are read. Held together until the run ends, however many they are."""
-        found: dict[str, tuple[Program, Prepared]] = {}
+        wanted = dict.fromkeys(names)
         with self._lock:
-            for name in dict.fromkeys(names):
+            for name in wanted:
                 if name not in self:
                     raise self._unknown(name)
-            for name in dict.fromkeys(names):
-                found[name] = self._held.pop(name, None) or self._prepare(load(self._folders[name]))
-                self._hold(name, found[name])
+            found = {name: self._held[name] for name in wanted if name in self._held}
+            folders = {name: self._folders[name] for name in wanted if name not in found}
+        for name, folder in folders.items():  # other threads go on meanwhile
+            found[name] = self._prepare(load(folder))
+        with self._lock:
+            for name in wanted:
+                now = self._held.get(name)
+                if now is found[name] or (now is None and name in folders and self._folders.get(name) == folders[name]):
+                    self._held.pop(name, None)  # not dropped or replaced meanwhile: the most recently used
+                    self._hold(name, found[name])
         return [found[name] for name in names]
 
     def _hold(self, name: str, entry: tuple[Program, Prepared]) -> None:
@@ -137,12 +147,14 @@ class ProgramBank:
             oldest = next(iter(self._held))
             del self._held[oldest]
             if oldest not in self._folders:
-                self._dropped.add(oldest)
+                self._dropped[oldest] = None
+                while len(self._dropped) > REMEMBERED:
+                    del self._dropped[next(iter(self._dropped))]
 
     def _forget(self, name: str) -> None:
         self._held.pop(name, None)
         self._folders.pop(name, None)
-        self._dropped.discard(name)
+        self._dropped.pop(name, None)
 
     def _unknown(self, name: object) -> AnyformerError:
         if name in self._dropped:

@@ -5,6 +5,7 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from anyformer.errors import AnyformerError, require_size
+from anyformer.network import check_tokens
 from anyformer.operators import Cache
 from anyformer.program import Program
 
@@ -27,7 +28,13 @@ def generate(
     position table is too short, or a prompt is empty.
     """
     require_size("generate", "new_tokens", new_tokens, 0)
+    check_tokens(tokens, program.vocab)
     machine = program.machine()
+    outputs = machine.network_class.outputs if program.placement is None else program.placement.outputs
+    if outputs != program.vocab:
+        raise AnyformerError(f"the program has {outputs} outputs for {program.vocab} tokens; it predicts no tokens")
+    if mask is not None and (mask.shape != tokens.shape or mask.dtype != torch.bool):
+        raise AnyformerError(f"mask must be Boolean, of the shape of tokens {tuple(tokens.shape)}")
     seen = torch.ones_like(tokens, dtype=torch.bool) if mask is None else mask
     if not bool(seen.any(1).all()):
         raise AnyformerError("every prompt needs at least one token that is not padding")
@@ -37,20 +44,20 @@ def generate(
     if program.positions is not None and longest > program.positions.shape[0]:
         raise AnyformerError(f"{longest} tokens are needed, the position table holds {program.positions.shape[0]}")
     cache = Cache() if (machine.cacheable if use_cache is None else use_cache) else None
-    out, kept = tokens.long(), seen
-    last = tokens.shape[1] - 1 - seen.flip(1).long().argmax(1)
-    new, new_seen = out, seen
-    for step in range(new_tokens):
-        logits = machine(new, program, mask=new_seen, cache=cache)
-        if logits.shape[-1] != program.vocab:
-            raise AnyformerError(f"the program has {logits.shape[-1]} outputs for {program.vocab} tokens; it predicts no tokens")
-        at = last if step == 0 else torch.full_like(last, logits.shape[1] - 1)
+    text, text_mask = tokens.long(), seen
+    step_tokens, step_mask = text, text_mask
+    at = tokens.shape[1] - 1 - seen.flip(1).long().argmax(1)  # the last real token of each prompt
+    done = torch.zeros(len(tokens), dtype=torch.bool)
+    for _ in range(new_tokens):
+        logits = machine(step_tokens, program, mask=step_mask, cache=cache)
         chosen = logits[torch.arange(len(logits)), at].argmax(-1)
-        if end is not None and step > 0:
-            chosen = torch.where(out[:, tokens.shape[1] :].eq(end).any(1), end, chosen)
-        out = torch.cat((out, chosen[:, None]), 1)
-        kept = torch.cat((kept, torch.ones_like(chosen[:, None], dtype=torch.bool)), 1)
-        new, new_seen = (chosen[:, None], kept[:, -1:]) if cache is not None else (out, kept)
-        if end is not None and bool(out[:, tokens.shape[1] :].eq(end).any(1).all()):
+        if end is not None:
+            chosen = torch.where(done, end, chosen)
+            done = done | (chosen == end)
+        text = torch.cat((text, chosen[:, None]), 1)
+        text_mask = torch.cat((text_mask, torch.ones_like(text_mask[:, :1])), 1)
+        step_tokens, step_mask = (text, text_mask) if cache is None else (text[:, -1:], text_mask[:, -1:])
+        at = torch.full_like(at, step_tokens.shape[1] - 1)
+        if bool(done.all()):
             break
-    return out
+    return text

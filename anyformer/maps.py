@@ -33,6 +33,11 @@ class LinearMap(ABC):
     def count(self) -> int:
         """Number of matrices in the bank."""
 
+    @property
+    @abstractmethod
+    def shape(self) -> tuple[int, int]:
+        """(D, D') of each matrix."""
+
     @abstractmethod
     def enter(self, x: Float[Tensor, "batch n D"]) -> Float[Tensor, "batch n count r"]:
         """The first half, before the operator mixes tokens."""
@@ -71,6 +76,10 @@ class DenseMap(LinearMap):
     def count(self) -> int:
         return self.matrices.shape[0]
 
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.matrices.shape[1], self.matrices.shape[2]
+
     def enter(self, x: Tensor) -> Tensor:
         return torch.einsum("bnd,gde->bnge", x, self.matrices)
 
@@ -97,6 +106,10 @@ class LowRankMap(LinearMap):
     @property
     def count(self) -> int:
         return self.left.shape[0]
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.left.shape[1], self.right.shape[2]
 
     @property
     def rank(self) -> int:  # type: ignore[override]
@@ -126,6 +139,10 @@ class IdentityMap(LinearMap):
     shift: Float[Tensor, "D"] | None = None
     kind = "identity"
     count = 1  # type: ignore[assignment]
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.features, self.features
 
     def enter(self, x: Tensor) -> Tensor:
         return (x if self.shift is None else x + x[..., -1:] * self.shift)[:, :, None]
@@ -162,6 +179,10 @@ class ConstantMap(LinearMap):
     def count(self) -> int:
         return self.rows.shape[0]
 
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.features, self.rows.shape[1]
+
     def enter(self, x: Tensor) -> Tensor:
         return x[..., None, -1:].expand(*x.shape[:-1], self.count, 1)
 
@@ -197,6 +218,10 @@ class DiagonalMap(LinearMap):
     @property
     def kind(self) -> MapKind:  # type: ignore[override]
         return "centred" if self.centred else "diagonal"
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.features, self.out
 
     def enter(self, x: Tensor) -> Tensor:
         x = x[..., : len(self.weights)]

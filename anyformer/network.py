@@ -18,7 +18,7 @@ from torch import Tensor
 
 from anyformer.classes import BranchClass, NetworkClass, StageClass, inner_operator, key_reads
 from anyformer.errors import AnyformerError, OutsideClass
-from anyformer.maps import DiagonalMap, LinearMap, LowRankMap
+from anyformer.maps import LinearMap, LowRankMap
 from anyformer.operators import Attention, Context, Operator, TokenMap
 from anyformer.operators.operator import INTEGERS
 
@@ -54,7 +54,7 @@ class Stage:
     @property
     def width(self) -> int:
         """D': the width of the stream after this stage."""
-        return map_shape(self.branches[0].map, 0)[1]
+        return self.branches[0].map.shape[1]
 
     def network_class(self) -> StageClass:
         """This stage without its tensors."""
@@ -239,11 +239,11 @@ def _shape_problems(network: Network):
                 yield f"{where}: {branch.map.count} maps for {op.count} branches"
             else:
                 yield from (f"{where}: {problem}" for problem in _declared_problems(branch, network.constant))
-            if branch.map.kind != "general" and branch.map.features != width:  # type: ignore[attr-defined]
-                yield f"{where}: the map is made for {branch.map.features} features, the stream has {width}"  # type: ignore[attr-defined]
+            if branch.map.kind != "general" and branch.map.shape[0] != width:
+                yield f"{where}: the map is made for {branch.map.shape[0]} features, the stream has {width}"
             if branch.map.kind == "constant" and not network.constant:
                 yield f"{where}: a constant map needs constant=True"
-            shapes.add(tuple(map_shape(branch.map, width)))
+            shapes.add(branch.map.shape)
         if len(shapes) > 1 or next(iter(shapes))[0] != width:
             yield f"stage {s + 1}: maps have shapes {sorted(shapes)}; all need ({width}, D') for one D'"
         width = next(iter(shapes))[1]
@@ -275,15 +275,3 @@ def _declared_problems(branch: Branch, constant: bool) -> Iterator[str]:
         for what, shared in (("key columns", keys.permute(1, 2, 0, 3)), ("left factors", left)):
             if bool(shared.ne(shared[:, :1]).any()):
                 yield f"heads of one group must share their {what} (kv_heads = {branch.kv_heads})"
-
-
-def map_shape(m: LinearMap, width: int) -> tuple[int, int]:
-    """Rows and columns of each matrix of a bank."""
-    if isinstance(m, DiagonalMap):
-        return m.features, m.out
-    if m.kind == "identity":
-        return m.features, m.features  # type: ignore[attr-defined]
-    if m.kind == "constant":
-        return m.features, m.rows.shape[1]  # type: ignore[attr-defined]
-    first, last = m.tensors()[0], m.tensors()[-1]
-    return first.shape[1], last.shape[-1]

@@ -423,3 +423,56 @@ def test_a_layout_is_a_function_of_the_class_alone() -> None:
     layout = Layout(af.StoredProgram.recipe_for(af.network_class(make(**GPT2))).network_class)
     assert layout.width == layout.constants + layout.width_in + layout.scratch
     assert layout.blocks[-1].what == "outputs" and layout.where(layout.constants) == (layout.block("stream"), 0)
+
+
+# --- what cannot be left out, and what a refused call leaves behind -----------------------------------------------------------------
+
+
+def stages_of(count: int, *branches: Branch, shared: torch.Tensor | None = None) -> Network:
+    """``count`` equal stages with a residual and the given branches, on 3 features."""
+    stage = Stage((Branch(ops.Identity(), None, af.IdentityMap(3)), *branches), shared)
+    return Network(draw(4, 5, 3), (stage,) * count)
+
+
+def test_identity_maps_beside_the_residual_cannot_be_left_out() -> None:
+    for branch in (
+        Branch(ops.Convolution((1.0, -0.5)), None, af.IdentityMap(3)),
+        Branch(ops.Identity(), None, af.IdentityMap(3)),
+    ):
+        machine = af.StoredProgram.for_class(stages_of(2, branch))
+        with pytest.raises(af.OutsideClass, match=rf"its {type(branch.operator).__name__} adds the stream itself"):
+            af.compile(stages_of(1, branch), machine)
+    heads = Branch(ops.Attention(2, 2), draw(1, 3, 8), af.LowRankMap(draw(2, 2, 3, 2), draw(3, 2, 2, 3)))
+    small, machine = stages_of(1, heads), af.StoredProgram.for_class(stages_of(2, heads))
+    close(machine(tokens(vocab=5), af.compile(small, machine)), small.run(tokens(vocab=5)))
+
+
+@pytest.mark.parametrize("eps", [0.0, 1e-5])
+def test_norms_whose_columns_are_constants_must_be_finite_where_they_are_zero(eps: float) -> None:
+    gate = Branch(
+        ops.Normed(ops.Gate(2, "tanh"), ops.RMSNorm(2, eps)), draw(1, 3, 2), af.LowRankMap(draw(2, 2, 3, 1), draw(3, 2, 1, 3))
+    )
+    small, machine = (
+        stages_of(1, gate, shared=draw(5, 3, 2)),
+        af.StoredProgram.for_class(stages_of(2, gate, shared=draw(5, 3, 2))),
+    )
+    if eps == 0:
+        with pytest.raises(af.OutsideClass, match="Normed is not finite where it reads zeros"):
+            af.compile(small, machine)
+        return
+    close(machine(tokens(vocab=5), af.compile(small, machine)), small.run(tokens(vocab=5)))
+
+
+def test_a_refused_run_leaves_its_cache_as_it_was() -> None:
+    target = make(**(GPT2 | dict(max_length=6)))
+    program = af.compile(target, af.StoredProgram.for_class(target)).detach()
+    machine, cache = program.machine(), af.Cache()
+    machine(tokens()[:, :4], program, cache=cache)
+    for refused in (
+        lambda: machine(tokens()[:, 4:], program, cache=cache),
+        lambda: machine(tokens()[:2, 4:5], program, cache=cache),
+    ):
+        with pytest.raises(af.AnyformerError):
+            refused()
+        assert len(cache) == 4
+    close(machine(tokens()[:, 4:6], program, cache=cache), machine(tokens()[:, :6], program)[:, 4:])

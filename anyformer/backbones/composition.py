@@ -253,7 +253,7 @@ def _written(branch: Branch) -> Float[Tensor, "count D out"]:
     """What a bank writes, densely; of a residual branch its bias alone: ``e_const shift^T``."""
     if isinstance(branch.operator, Identity) and branch.map.kind == "identity":
         shift = branch.map.tensors()
-        size: int = branch.map.features  # type: ignore[attr-defined]
+        size = branch.map.shape[0]
         matrix = torch.zeros(1, size, size, dtype=torch.float64)
         if shift:
             matrix[0, -1] = shift[0].double()

@@ -32,6 +32,17 @@ class Trace:
     gaps: list[float] = field(default_factory=list)
     reads: dict[str, Float[Tensor, "batch n reads"]] = field(default_factory=dict)
 
+    def note(
+        self, names: Tree, s: int, bank: int, place: Sequence[int], own: Float[Tensor, "batch n count reads"], token_map: TokenMap
+    ) -> None:
+        """Keep what the branches ``place`` of a bank of stage s read and how they mixed."""
+        if token_map.pattern is not None:
+            self.patterns.append(token_map.pattern[:, list(place)] if len(place) < own.shape[2] else token_map.pattern)
+        if isinstance(token_map, Mixing) and (gap := token_map.gap()) is not None:
+            self.gaps.append(gap)
+        for g in place if own.shape[3] else ():
+            self.reads[f"{names.stage_name(s)}: {names.branch_name(s, bank, g)}"] = own[:, :, g]
+
 
 def routing_table(tree: Tree) -> Int[Tensor, "banks 7"]:
     """One row a bank: stage, width of the shared columns, where its reads start, reads a branch, branches, where its
@@ -167,13 +178,7 @@ def fold(
             token_map = op(shared, own, ctx)
             maps.append(token_map)
             if trace is not None:
-                if token_map.pattern is not None:
-                    trace.patterns.append(token_map.pattern)
-                if isinstance(token_map, Mixing) and (gap := token_map.gap()) is not None:
-                    trace.gaps.append(gap)
-                if op.reads:
-                    for g in range(op.count):
-                        trace.reads[f"{tree.stage_name(s)}: {tree.branch_name(s, index, g)}"] = own[:, :, g]
+                trace.note(tree, s, index, range(op.count), own, token_map)
         state = _join(state, [_total(maps, segment, state) for segment in step.segments])
     state = _take(state, plan.outputs)
     if trace is not None:

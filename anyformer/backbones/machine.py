@@ -18,7 +18,7 @@ from anyformer.backbones.tree import Block
 from anyformer.classes import NetworkClass
 from anyformer.errors import AnyformerError, OutsideClass
 from anyformer.memory import approximate
-from anyformer.network import Network, check_tokens
+from anyformer.network import Network, check_positions, check_tokens
 from anyformer.operators import Cache, Context
 from anyformer.program import Program
 from anyformer.recipe import Recipe
@@ -188,7 +188,11 @@ class Machine(nn.Module, ABC):
             raise AnyformerError(
                 "this class lets a token see later ones, or mixes tokens at fixed places: run it without a cache"
             )
-        return self.run(tokens, program, Context.of(tokens, mask, positions, cache), None)
+        ctx = Context.of(tokens, mask, positions, cache)
+        if program.positions is not None:
+            check_positions(ctx.positions, program.positions.shape[0])
+        ctx.begin()
+        return self.run(tokens, program, ctx, None)
 
     @property
     def cacheable(self) -> bool:

@@ -128,7 +128,7 @@ class Context:
         cache: Cache | None = None,
     ) -> "Context":
         """Check the shapes; positions default to the number of real tokens before each one (0, 1, 2, ... unpadded; after those in the
-        cache). ``mask`` and ``positions`` are those of the new tokens."""
+        cache, which :meth:`begin` is still to be told). ``mask`` and ``positions`` are those of the new tokens."""
         for name, value in (("mask", mask), ("positions", positions)):
             if value is not None and value.shape != tokens.shape:
                 raise AnyformerError(f"{name} must have the shape of tokens {tuple(tokens.shape)}, got {tuple(value.shape)}")
@@ -144,9 +144,12 @@ class Context:
             raise AnyformerError(f"positions must be integers >= 0, got {positions.dtype}")
         else:
             places = positions.long()
-        if cache is not None:
-            cache.begin(places, mask)
         return cls(places, mask, cache)
+
+    def begin(self) -> None:
+        """Tell the cache that a run of these tokens begins: once all is checked."""
+        if self.cache is not None:
+            self.cache.begin(self.positions, self.mask)
 
 
 class TokenMap(ABC):

@@ -14,7 +14,7 @@ from anyformer.backbones.stored.layout import BankLayout, Layout, StageLayout, S
 from anyformer.backbones.tree import Tree
 from anyformer.memory import require_memory
 from anyformer.network import check_positions
-from anyformer.operators import Context, Mixing, TokenMap
+from anyformer.operators import Context
 from anyformer.program import Placement, Program
 
 
@@ -84,7 +84,7 @@ class Engine(nn.Module):
             token_map = bank.branch.operator(shared, own, ctx)
             out = token_map.apply(self.values(s, b, bank, stage, stored, x, read))
             if trace is not None and (place := _place_of(placement, s, b, bank)) is not None:
-                self.note(trace, s, b, place, own, token_map)
+                trace.note(self.names, s, b, place, own, token_map)
             if bank.writes:
                 mixed.append(out.flatten(2))
                 continue
@@ -128,16 +128,6 @@ class Engine(nn.Module):
         values = read[..., start : start + bank.enters].unflatten(-1, (-1, bank.branch.rank or bank.out))
         route = getattr(self, f"values_{s}_{b}", None)
         return values if route is None else values[:, :, route]
-
-    def note(self, trace: Trace, s: int, b: int, place: list[int], own: Tensor, token_map: TokenMap) -> None:
-        """Patterns, gaps and reads by name, as the folded tree has them, of the branches that the program uses."""
-        if token_map.pattern is not None:
-            trace.patterns.append(token_map.pattern[:, place] if len(place) < own.shape[2] else token_map.pattern)
-        if isinstance(token_map, Mixing) and (gap := token_map.gap()) is not None:
-            trace.gaps.append(gap)
-        if own.shape[3]:
-            for g in place:
-                trace.reads[f"{self.names.stage_name(s)}: {self.names.branch_name(s, b, g)}"] = own[:, :, g]
 
 
 def _place_of(placement: Placement | None, s: int, b: int, bank: BankLayout) -> list[int] | None:

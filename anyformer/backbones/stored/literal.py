@@ -4,8 +4,8 @@ Written from the layout's coordinates alone; the forward is :class:`LiteralTrans
 ``x_i``, its up reads ``theta_ij``, its down writes ``y_j``.
 """
 
-from collections import Counter
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -189,13 +189,12 @@ def _stage_units(stage: StageLayout) -> tuple[int, int]:
 
 def literal_costs(layout: Layout) -> tuple[int, int]:
     """Depth, and how many weights of the literal form are 1: three a product, one a copy, one a read and one (for units two) a moved value."""
-    kinds = Counter(id(stage) for stage in layout.stages)
-    different = {id(stage): stage for stage in layout.stages}
-    total = sum(kinds[key] * _stage_weights(stage) for key, stage in different.items())
+    total = sum(_stage_weights(stage) for stage in layout.stages)
     total += 3 * layout.width_out * layout.network.outputs + layout.network.outputs
     return 3 * len(layout.stages) + 1, total
 
 
+@lru_cache(maxsize=256)
 def _stage_weights(stage: StageLayout) -> int:
     """The ones in the three layers of a stage."""
     products, copies = _stage_units(stage)

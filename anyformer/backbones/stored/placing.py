@@ -1,8 +1,8 @@
 """Where a smaller network stands inside a larger stored-program machine, and why what is left over changes nothing.
 
 A branch adds ``Op(X P) X M``. With ``P = 0`` and ``M = 0`` it adds ``Op(0) X 0``, which is 0 wherever ``Op(0)`` is finite; so a stage with a
-residual whose other branches are all 0 is the identity, missing heads and units add 0, and outputs that are not asked for are left out. Nothing
-else is neutral: a norm divides by the number of features, a score by the square root of head_dim, and eps, frequencies and mask rules
+residual whose other branches are all 0 is the identity, missing heads and units add 0, and outputs that are not asked for are left out. An
+identity map is no constant and cannot be 0: a stage that has one beside its residual cannot be left out. Nothing else is neutral: a norm divides by the number of features, a score by the square root of head_dim, and eps, frequencies and mask rules
 stand in the operators themselves. Keys and values of a group may be stored several times, never merged.
 """
 
@@ -167,14 +167,18 @@ def _skip_problems(stage: StageClass) -> tuple[str, ...]:
     """Why a stage with zeros in all its constants is not the identity."""
     if stage.residual is None:
         return ("it has no residual branch",)
-    return tuple(p for b in stage.branches if (p := _zero_problem(b.operator)))
+    others = [b for i, b in enumerate(stage.branches) if i != stage.residual]
+    fixed = tuple(f"its {type(b.operator).__name__} adds the stream itself" for b in others if b.map == "identity")
+    return fixed + tuple(p for b in others if (p := _zero_problem(b.operator, stage.shared_reads == "general")))
 
 
 @lru_cache(maxsize=256)
-def _zero_problem(operator: Operator) -> str | None:
-    """Why an operator that reads zeros does not give a finite map."""
+def _zero_problem(operator: Operator, shared_too: bool = False) -> str | None:
+    """Why an operator whose own reads (and, where they are constants of the program, shared reads) are zeros does not give a finite map."""
     ctx = Context(torch.arange(3)[None])
     shared = torch.linspace(-1.0, 1.0, 3 * operator.shared, dtype=torch.float64).reshape(1, 3, -1) if operator.shared else None
+    if shared is not None and shared_too:
+        shared = torch.zeros_like(shared)
     own = torch.zeros(1, 3, operator.count, operator.reads, dtype=torch.float64)
     out = operator(shared, own, ctx).apply(torch.ones(1, 3, operator.count, 1, dtype=torch.float64))
     if bool(torch.isfinite(out).all()):

@@ -88,13 +88,9 @@ def import_transformers() -> Any:
 
 def own_forward(model: Any, tokens: Tensor, mask: Tensor | None, positions: Tensor | None) -> tuple[Tensor, list[Tensor]]:
     """Logits and all attention patterns by transformers' own eager code; a float64 model's float32 islands run in float64."""
-    model.set_attn_implementation("eager")
-    rotary: Any = getattr(model.base_model, "rotary_emb", None)
-    if getattr(rotary, "rope_type", None) == "longrope":  # read where both lists are one: not to be computed anew in float64
-        rotary.long_inv_freq = rotary.inv_freq.clone()
     seen = torch.ones_like(tokens, dtype=torch.bool) if mask is None else mask
     places = (seen.long().cumsum(1) - 1).clamp(min=0) if positions is None else positions.long()
-    with float64_islands(next(model.parameters()).dtype == torch.float64):
+    with _eager(model), float64_islands(next(model.parameters()).dtype == torch.float64):
         out = model(
             input_ids=tokens.long(),
             attention_mask=seen.long(),
@@ -104,6 +100,24 @@ def own_forward(model: Any, tokens: Tensor, mask: Tensor | None, positions: Tens
             return_dict=True,
         )
     return out.logits, list(out.attentions)
+
+
+@contextmanager
+def _eager(model: Any) -> Iterator[None]:
+    """The model with attention that gives its patterns; afterwards as it was."""
+    before, rotary = model.config._attn_implementation, getattr(model.base_model, "rotary_emb", None)
+    known = dict(vars(rotary)) if rotary is not None else {}
+    model.set_attn_implementation("eager")
+    if (
+        rotary is not None and getattr(rotary, "rope_type", None) == "longrope"
+    ):  # both lists are one: not to be computed anew in float64
+        rotary.long_inv_freq = rotary.inv_freq.clone()
+    try:
+        yield
+    finally:
+        model.set_attn_implementation(before)
+        if rotary is not None and "long_inv_freq" not in known:
+            vars(rotary).pop("long_inv_freq", None)
 
 
 @contextmanager
