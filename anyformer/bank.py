@@ -20,6 +20,7 @@ from anyformer.network import check_positions, check_tokens
 from anyformer.operators import Context
 from anyformer.program import Program, load
 
+INT64 = 2**63 - 1
 REMEMBERED = 1024
 """Of how many programs that had to go a bank remembers the names, to say so."""
 
@@ -44,6 +45,8 @@ class ProgramBank:
         self._held: dict[str, tuple[Program, Prepared]] = {}  # the least recently used first
         self._folders: dict[str, Path] = {}
         self._dropped: dict[str, None] = {}
+        if not isinstance(programs, Mapping | None):
+            raise AnyformerError(f"programs must be a mapping of names to programs, got {type(programs).__name__}")
         for name, program in (programs or {}).items():
             self[name] = program
 
@@ -69,7 +72,7 @@ class ProgramBank:
             self._forget(name)
 
     def __contains__(self, name: object) -> bool:
-        return name in self._held or name in self._folders
+        return isinstance(name, str) and (name in self._held or name in self._folders)
 
     def __iter__(self) -> Iterator[str]:
         with self._lock:
@@ -98,11 +101,14 @@ class ProgramBank:
         mask: Bool[Tensor, "batch n"] | None = None,
         positions: Int[Tensor, "batch n"] | None = None,
     ) -> Float[Tensor, "batch n out"]:
-        """Logits; row i is what the machine gives for the program ``programs[i]`` alone, bit for bit on one thread. Where programs have different
-        numbers of outputs, those that a row does not have are -inf. Raises :class:`AnyformerError` for a name that is not there, before anything runs."""
-        if isinstance(programs, str) or not isinstance(tokens, Tensor) or tokens.ndim != 2 or len(programs) != len(tokens):
-            shape = tuple(tokens.shape) if isinstance(tokens, Tensor) else type(tokens).__name__
-            got = repr(programs) if isinstance(programs, str) else f"{len(programs)} names"
+        """Logits; row i is what the machine gives for the program ``programs[i]`` alone, bit for bit on one thread. Where programs have
+        different numbers of outputs, those that a row does not have are -inf. Raises :class:`AnyformerError` for a name that is not
+        there, before anything runs."""
+        check_tokens(tokens, INT64)
+        names = isinstance(programs, Sequence) and not isinstance(programs, str) and all(isinstance(p, str) for p in programs)
+        if not names or len(programs) != len(tokens):
+            shape = tuple(tokens.shape)
+            got = f"{len(programs)} names" if names else f"{programs!r:.60}"
             raise AnyformerError(f"one program name for each row of tokens {shape} expected, got {got}")
         entries = self._entries(programs)
         ctx = Context.of(tokens, mask, positions)
@@ -161,5 +167,5 @@ class ProgramBank:
             return AnyformerError(
                 f"program {name!r} was the least recently used and had to go: this bank keeps {self.resident}; add it again, or give its folder"
             )
-        known = ", ".join(map(repr, self)) or "none"
+        known = ", ".join(map(repr, sorted(self))) or "none"
         return AnyformerError(f"there is no program {name!r} in this bank; it has {known}")

@@ -107,7 +107,10 @@ def _generate(options: Generate) -> tuple[dict[str, Any], int]:
 
     program = load(options.program)
     ids = program.token_ids(options.tokens)
-    end = None if options.end is None else program.token_ids(options.end)[0]
+    ends = [] if options.end is None else program.token_ids(options.end)
+    if len(ends) > 1:
+        raise AnyformerError(f"--end takes one token, got {len(ends)}")
+    end = ends[0] if ends else None
     out = generate(program, torch.tensor([ids]), options.new_tokens, end=end)[0, len(ids) :].tolist()
     names = program.token_names or tuple(str(i) for i in range(program.vocab))
     result = {"tokens": [names[i] for i in ids], "generated": [names[i] for i in out], "ids": out}
@@ -240,7 +243,7 @@ COMMANDS: dict[str, Command] = {
     "verify": Command(Verify, _verify, "a program against its target, outputs and attention"),
     "specialize": Command(Specialize, _specialize, "a program becomes an ordinary transformer again"),
     "cost": Command(CostCommand, _cost, "width of every machine for a class"),
-    "limits": Command(Limits, _limits, "what no fixed machine can do, measured (10 minutes; --quick: seconds)"),
+    "limits": Command(Limits, _limits, "what no fixed machine can do, measured (minutes; --quick: seconds)"),
 }
 """In the order in which a newcomer needs them."""
 

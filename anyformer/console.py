@@ -15,6 +15,8 @@ from anyformer.memory import approximate, human_bytes
 from anyformer.program import Program
 
 OUT = Console(highlight=False, soft_wrap=True, markup=False, emoji=False)
+if not OUT.is_terminal:
+    OUT.width = 160  # a file or a pipe has room for whole tables
 SHOWN = ("passed", "max_abs_error", "max_pattern_error", "dtype", "sequences")
 MOST_BLOCKS, MOST_JSON_BLOCKS = 64, 10_000
 
@@ -99,6 +101,7 @@ def show_run(result: dict[str, Any], confidence: list[float]) -> None:
 def describe(program: Program) -> dict[str, Any]:
     """A program in plain data: machine, class, sizes, blocks of coordinates."""
     machine: Machine = program.machine()
+    machine.check(program)
     blocks = [
         {"block": b.what, "path": list(b.path), "start": b.start, "count": b.count}
         for b in islice(machine.blocks(), MOST_JSON_BLOCKS)
@@ -192,7 +195,7 @@ def limits_progress(quiet: bool, quick: bool) -> Iterator[Any]:
     """A bar for each part of ``anyformer limits``; calls ``report(part, done, of)``."""
     if quiet or not OUT.is_terminal:
         if not quiet:
-            show("measuring limits, " + ("a few seconds ..." if quick else "up to ten minutes ..."))
+            show("measuring limits, " + ("a few seconds ..." if quick else "several minutes ..."))
         yield None
         return
     with Progress(TextColumn("{task.description:<10}"), BarColumn(), TimeRemainingColumn(), console=OUT) as progress:

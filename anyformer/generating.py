@@ -5,6 +5,7 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from anyformer.errors import AnyformerError, require_size
+from anyformer.memory import require_memory
 from anyformer.network import check_tokens
 from anyformer.operators import Cache
 from anyformer.program import Program
@@ -22,24 +23,29 @@ def generate(
 ) -> Int[Tensor, "batch total"]:
     """``tokens`` followed by up to ``new_tokens`` greedy ones on the program's machine.
 
-    ``mask`` (batch, n) is True at the prompts' tokens; padding may stand on either side, but not between tokens. A row that has given
+    ``mask`` (batch, n) is True at the prompts' tokens; padding may stand on either side. A row that has given
     ``end`` goes on with ``end``; generation stops when every row has. ``use_cache``: keys and values of earlier tokens are kept (default: where
     the class allows it; every step then costs one token). Raises :class:`AnyformerError` where the program's outputs are not its tokens, a
     position table is too short, or a prompt is empty.
     """
+    if not isinstance(program, Program):
+        raise AnyformerError(
+            f"a program is needed, got {type(program).__name__}; make one with anyformer.compile or anyformer.load"
+        )
     require_size("generate", "new_tokens", new_tokens, 0)
     check_tokens(tokens, program.vocab)
+    require_memory(16 * (tokens.numel() + tokens.shape[0] * new_tokens), f"a text of {tokens.shape[1] + new_tokens} tokens")
     machine = program.machine()
     outputs = machine.network_class.outputs if program.placement is None else program.placement.outputs
     if outputs != program.vocab:
         raise AnyformerError(f"the program has {outputs} outputs for {program.vocab} tokens; it predicts no tokens")
-    if mask is not None and (mask.shape != tokens.shape or mask.dtype != torch.bool):
-        raise AnyformerError(f"mask must be Boolean, of the shape of tokens {tuple(tokens.shape)}")
+    if mask is not None and not (isinstance(mask, Tensor) and mask.shape == tokens.shape and mask.dtype == torch.bool):
+        raise AnyformerError(f"mask must be a Boolean tensor of the shape of tokens {tuple(tokens.shape)}, True at real tokens")
     seen = torch.ones_like(tokens, dtype=torch.bool) if mask is None else mask
     if not bool(seen.any(1).all()):
         raise AnyformerError("every prompt needs at least one token that is not padding")
-    if end is not None and not 0 <= end < program.vocab:
-        raise AnyformerError(f"end must be a token id in 0..{program.vocab - 1}, got {end}")
+    if end is not None and not (isinstance(end, int) and 0 <= end < program.vocab):
+        raise AnyformerError(f"end must be a token id in 0..{program.vocab - 1}, got {end!r}")
     longest = int(seen.sum(1).max()) + new_tokens
     if program.positions is not None and longest > program.positions.shape[0]:
         raise AnyformerError(f"{longest} tokens are needed, the position table holds {program.positions.shape[0]}")

@@ -50,4 +50,6 @@ def require_memory(count: int, what: str) -> None:
     free = available_bytes()
     if count >= 2**62 or (free is not None and count > free):
         have = "" if free is None else f", {human_bytes(free)} are free"
-        raise AnyformerError(f"{what} needs {human_bytes(count)} of memory{have}; choose a smaller class or another backbone")
+        raise AnyformerError(
+            f"{what} needs {human_bytes(count)} of memory{have}; choose a smaller class or another backbone (stored-program has linear width)"
+        )

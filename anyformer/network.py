@@ -18,7 +18,7 @@ from torch import Tensor
 
 from anyformer.classes import BranchClass, NetworkClass, StageClass, inner_operator, key_reads
 from anyformer.errors import AnyformerError, OutsideClass
-from anyformer.maps import LinearMap, LowRankMap
+from anyformer.maps import DiagonalMap, IdentityMap, LinearMap, LowRankMap
 from anyformer.operators import Attention, Context, Operator, TokenMap
 from anyformer.operators.operator import INTEGERS
 
@@ -211,7 +211,7 @@ def _shape_problems(network: Network):
     dtypes = {t.dtype for t in network.tensors()}
     if len(dtypes) != 1 or not next(iter(dtypes)).is_floating_point:
         yield f"tensors must have one real floating dtype, got {', '.join(sorted(map(str, dtypes)))}"
-    width = network.embedding.shape[1]
+    width, constant = network.embedding.shape[1], network.constant
     if network.positions is not None and network.positions.shape[1] != width:
         yield f"positions have {network.positions.shape[1]} features, the embedding {width}"
     if network.constant and not network.embedding.is_meta:
@@ -241,12 +241,18 @@ def _shape_problems(network: Network):
                 yield from (f"{where}: {problem}" for problem in _declared_problems(branch, network.constant))
             if branch.map.kind != "general" and branch.map.shape[0] != width:
                 yield f"{where}: the map is made for {branch.map.shape[0]} features, the stream has {width}"
+            if isinstance(branch.map, IdentityMap) and branch.map.shift is not None and not constant:
+                yield f"{where}: a shift needs the constant feature"
+            if isinstance(branch.map, DiagonalMap) and len(branch.map.weights) != width - constant:
+                yield f"{where}: {len(branch.map.weights)} weights for {width - constant} features"
             if branch.map.kind == "constant" and not network.constant:
                 yield f"{where}: a constant map needs constant=True"
             shapes.add(branch.map.shape)
         if len(shapes) > 1 or next(iter(shapes))[0] != width:
             yield f"stage {s + 1}: maps have shapes {sorted(shapes)}; all need ({width}, D') for one D'"
-        width = next(iter(shapes))[1]
+        out = next(iter(shapes))[1]
+        constant = constant and not (out == width - 1 and any(isinstance(b.map, DiagonalMap) for b in stage.branches))
+        width = out
     if network.readout is not None and network.readout.shape[0] != width:
         yield f"the read-out has {network.readout.shape[0]} rows, the last stream {width} features"
 

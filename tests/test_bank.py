@@ -8,6 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import anyformer as af
+from anyformer import operators as ops
+from anyformer.network import Branch, Stage
 
 PLAIN = dict(vocab=6, heads=2, layers=2, head_dim=2, features=4)
 RICH = PLAIN | dict(residual=True, norm="layer", mlp=2, bias=True, positions="learned", max_length=9)
@@ -157,7 +159,7 @@ def test_programs_change_while_the_bank_is_in_use() -> None:
     assert not failures
 
 
-def test_bad_input(tmp_path) -> None:
+def test_bad_input(tmp_path, as_shipped) -> None:
     machine = af.PathTree.for_class(target(0, PLAIN))
     one = programs(machine, PLAIN, 1)["p0"]
     bank = af.ProgramBank(machine, {"p0": one})
@@ -166,6 +168,10 @@ def test_bad_input(tmp_path) -> None:
     for message, wrong in {
         r"one program name for each row of tokens \(1, 2\) expected, got 2 names": lambda: bank(ids, ["p0", "p0"]),
         r"one program name for each row of tokens \(1, 2\) expected, got 'p0'": lambda: bank(ids, "p0"),
+        r"expected, got None": lambda: bank(ids, None),
+        r"expected, got \[\[\]\]": lambda: bank(ids, [[]]),
+        r"tokens are empty": lambda: bank(ids[:0], []),
+        r"programs must be a mapping of names to programs, got list": lambda: af.ProgramBank(machine, [one]),
         r"there is no program 'q' in this bank; it has 'p0'": lambda: bank(ids, ["q"]),
         r"this program was made for another machine": lambda: bank.__setitem__("q", programs(other, ROPE, 1)["p0"]),
         r"a program's name must be a non-empty text, got ''": lambda: bank.__setitem__("", one),
@@ -185,3 +191,24 @@ def test_bad_input(tmp_path) -> None:
     places = af.PathTree.for_class(target(0, RICH))
     with pytest.raises(af.AnyformerError, match="position 9 has no row"):
         af.ProgramBank(places, programs(places, RICH, 1))(torch.zeros(1, 10, dtype=torch.long), ["p0"])
+
+
+@pytest.mark.parametrize(
+    "kernel", [ops.FeatureMap(), ops.RBF(), ops.Performer(5), ops.AverageHard()], ids=lambda k: type(k).__name__
+)
+def test_other_kernels_are_bit_identical_too(kernel) -> None:
+    generator = torch.Generator().manual_seed(1)
+
+    def network(_: int) -> af.Network:
+        heads = [torch.randn(5, 12, generator=generator), torch.randn(2, 5, 5, generator=generator)]
+        stage = Stage((Branch(ops.Attention(2, 3, kernel=kernel), heads[0], af.DenseMap(heads[1])),))
+        return af.Network(torch.randn(6, 5, generator=generator), (stage, stage))
+
+    nets = [network(0), network(1)]
+    machine = af.PathTree.for_class(nets[0])
+    bank = af.ProgramBank(machine, {f"p{i}": af.compile(net, machine) for i, net in enumerate(nets)})
+    for n in (5, 8, 9, 23):
+        ids = torch.randint(6, (5, n), generator=generator)
+        names = ["p0", "p1", "p0", "p0", "p1"]
+        out = bank(ids, names)
+        assert all(torch.equal(out[i : i + 1], machine(ids[i : i + 1], bank[name])) for i, name in enumerate(names))

@@ -77,6 +77,7 @@ MODELS: dict[str, tuple[str, dict]] = {
         "GPTNeoX",
         SIZES | dict(use_parallel_residual=False, hidden_act="gelu_new") | rope("default", partial_rotary_factor=1.0),
     ),
+    "gpt_neox, nothing turns": ("GPTNeoX", SIZES | rope("default", partial_rotary_factor=0.1)),
     "gpt_neox, no attention biases, linear": (
         "GPTNeoX",
         SIZES | dict(attention_bias=False) | rope("linear", factor=2.0, partial_rotary_factor=0.5),
@@ -264,6 +265,10 @@ def set_to(path: str, value: object) -> Callable:
 
 REFUSALS: dict[str, Callable] = {
     r"a sliding window of 4096 is in force: set config\.sliding_window = None": lambda: make("mistral", sliding_window=4096),
+    r"a sliding window of 40 is in force": lambda: make("mistral", sliding_window=40, layer_types=["full_attention"] * 2),
+    r"embed_tokens.weight is a torch.sparse_coo tensor: make it dense": changed(
+        lambda m: setattr(m.model.embed_tokens, "weight", torch.nn.Parameter(m.model.embed_tokens.weight.detach().to_sparse()))
+    ),
     r"layers of type sliding_attention \(sliding_window=4\)": lambda: make(
         "qwen2", use_sliding_window=True, sliding_window=4, max_window_layers=1
     ),

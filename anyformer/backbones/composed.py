@@ -1,11 +1,7 @@
 """The machine of a class whose composition is known: a path tree without the subtrees that hold 0 in every program.
 
-Why it is exact. Let T(s, F) be the columns of node(s, F). (1) If b does not feed a column t of T(s, F) directly, by its reads, its
-outputs or the value that its subtree starts from, then ``M_b t = 0``: for a read by declaration; for a column ``M_c t'`` below c, because
-``M_b M_c = 0``; for one below a residual branch, ``M_b (1 + e_const shift^T) t'``, because ``M_b t' = 0`` one stage later, and either
-``M_b e_const = 0`` or what the bias feeds is in F. (2) After s stages the state is ``X_s T(s, F_s)``: child b of the root holds
-``X_s M_b T(s+1, F_b)``, and of the columns of T(s+1, F_(s+1)) that it lacks ``M_b`` makes 0, by (1); so the sum over the children is
-``(sum_b Op_b X_s M_b) T(s+1, F_(s+1))``. Reads that nobody feeds are 0 in the target, too.
+With T(s, F) the columns of node(s, F) and F_s what the writers of the stream after s stages feed, the state after s stages is
+``X_s T(s, F_s)``: columns that a child lacks are 0 (the lemma and its proof: docs/maths.md, section 3).
 
 Gradients through a program are the target's within the declared class: an entry that would make an undeclared product differ from 0 has
 no part in it. A tolerance above 0 neglects products that are not zero: what that costs, only a measurement tells.

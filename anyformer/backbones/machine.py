@@ -58,6 +58,8 @@ class Machine(nn.Module, ABC):
     """
 
     name: ClassVar[str]
+    places: ClassVar[bool] = False
+    """Whether smaller targets may be placed inside it."""
     recipe_type: ClassVar[type[Recipe]]
 
     def __init__(self, recipe: Any):
@@ -184,6 +186,8 @@ class Machine(nn.Module, ABC):
         ones are empty) ``tokens`` go on after those that it has seen, and only they are computed."""
         self.check(program)
         check_tokens(tokens, program.vocab)
+        if cache is not None:
+            cache.belongs_to(program)
         if cache is not None and not self.cacheable:
             raise AnyformerError(
                 "this class lets a token see later ones, or mixes tokens at fixed places: run it without a cache"
@@ -223,6 +227,8 @@ class Machine(nn.Module, ABC):
                 f"this program was made for another machine (fingerprint {program.fingerprint[:8]}..., this one is "
                 f"{self.fingerprint[:8]}...); compile it again for this machine or use program.machine()"
             )
+        if program.placement is not None and not self.places:
+            raise AnyformerError(f"this program has a placement, which a {self.name} machine does not know; the file is damaged")
         if program.readout is not None:
             raise AnyformerError(
                 f"this program has a read-out of its own, which a {self.name} machine would ignore: it reads its own leaves"

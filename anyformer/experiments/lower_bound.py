@@ -16,8 +16,8 @@ m >= H^(L/2). A short proof that gives more (ours; docs/limits.md has it in full
 
       m^2 >= H^(2L-1)    (d_in >= 2, d >= 2),          m (m + 1) / 2 >= H (H (H + 1) / 2)^(L-1)    (every d_in, d).
 
-The second implies Theorem 4.1, since (H + 1) / 2 >= 1; the first leaves a factor of about 2d sqrt(H) to the columns that
-attention needs on a machine that exists, 2Hd (H^L - 1)/(H - 1).
+The second implies Theorem 4.1, since (H + 1) / 2 >= 1; the first leaves a factor of at most 4d sqrt(H) to the columns that
+attention needs on a machine that exists, 2Hd (H^L - 1)/(H - 1). Both hold with a causal mask as well.
 """
 
 from math import isqrt
@@ -61,8 +61,9 @@ def our_bound(heads: int, layers: int, head_dim: int, features: int) -> int:
 
 
 def path_vectors(heads: int, layers: int, tokens: int, seed: int = 0) -> Float[Tensor, "tokens vectors"]:
-    """``A_p x_1, A_p x_2`` for all p in [H]^layers, and 1, of a target as the lemma chooses it: scores ``b[l,h] x_1 x_1^T`` with
-    different positive b, positive v and u. The columns have norm 1. Patterns come from the library's own forward."""
+    """``A_p x_1, A_p x_2`` for all p in [H]^layers, and 1, of a target as the lemma chooses it: scores b[l,h] times feature 1 of query
+    and key (of the stream), with different positive b, positive v and u. The columns have norm 1. Patterns come from the library's
+    own forward."""
     generator = torch.Generator().manual_seed(seed)
 
     def positive(*shape: int) -> Tensor:

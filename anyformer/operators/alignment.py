@@ -148,10 +148,10 @@ def contract(
     return run(matrix, values, onto)  # type: ignore[return-value]
 
 
-def products(
-    q: Float[Tensor, "batch count queries d"], k: Float[Tensor, "batch count keys d"]
-) -> Float[Tensor, "batch count queries keys"]:
-    """``q k^T``."""
+def products(q: Float[Tensor, "#batch #count queries d"], k: Float[Tensor, "#batch #count keys d"]) -> Float[Tensor, "..."]:
+    """``q k^T``; axes of size 1 in batch and count are as many as the other's."""
+    lead = torch.broadcast_shapes(q.shape[:2], k.shape[:2])
+    q, k = (x.expand(*lead, *x.shape[2:]) for x in (q, k))
     run = _Products.apply if _watched(q, k) else _Products.forward
     return run(q, k)  # type: ignore[return-value]
 

@@ -107,7 +107,7 @@ class RBF(Kernel):
         require_choice("RBF", "normalised", self.normalised, (True, False))
 
     def __call__(self, q: Any, k: Any, bias: Any, allowed: Any, sink: bool) -> Any:
-        squared = P.row_sum(q * q) + P.row_sum(k * k).swapaxes(-1, -2) - 2.0 * (q @ k.swapaxes(-1, -2))
+        squared = P.row_sum(q * q) + P.row_sum(k * k).swapaxes(-1, -2) - 2.0 * P.products(q, k)
         scores = -self.gamma * squared
         if bias is not None:
             scores = scores + bias
@@ -126,7 +126,7 @@ class _Features(Kernel):
         """phi, on the last axis."""
 
     def __call__(self, q: Any, k: Any, bias: Any, allowed: Any, sink: bool) -> Any:
-        weights = P.select(self.features(q) @ self.features(k).swapaxes(-1, -2), allowed, 0.0)
+        weights = P.select(P.products(self.features(q), self.features(k)), allowed, 0.0)
         total = P.row_sum(weights)
         return weights / P.select(total, total > 0, 1.0)
 
@@ -171,5 +171,5 @@ class Performer(_Features):
             raise AnyformerError(f"Performer: at most 2^20 projections and a seed below 2^64, got {self}")
 
     def features(self, x: Any) -> Any:
-        w = P.constant(x, philox.gaussian(self.seed, 0, (x.shape[-1], self.projections), 1.0))
-        return P.exp(x @ w - 0.5 * P.row_sum(x * x))
+        w = P.constant(x, philox.gaussian(self.seed, 0, (x.shape[-1], self.projections), 1.0).T[None, None].copy())
+        return P.exp(P.products(x, w) - 0.5 * P.row_sum(x * x))

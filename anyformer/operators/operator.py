@@ -66,8 +66,15 @@ class Cache:
     mask: Any = None
 
     def __init__(self) -> None:
+        self._owner: Any = None
         self._pasts: list[Past] = []
         self._used = 0
+
+    def belongs_to(self, owner: Any) -> None:
+        """Raise unless this cache is new or has only been used with ``owner``, a program."""
+        if self._owner is not None and self._owner is not owner:
+            raise AnyformerError("this cache was used with another program; begin a new one")
+        self._owner = owner
 
     def next_past(self) -> Past:
         """What the next attention bank of this run remembers."""
@@ -83,6 +90,10 @@ class Cache:
         self._used = 0
         self.positions = positions if self.positions is None else torch.cat((self.positions, positions), dim=1)
         self.mask = seen if self.mask is None else torch.cat((self.mask, seen), dim=1)
+
+    def next_positions(self) -> Int[Tensor, "batch 1"]:
+        """The position after that of the last real token of each sequence."""
+        return torch.where(self.mask, self.positions + 1, 0).amax(1, keepdim=True)
 
     def __len__(self) -> int:
         return 0 if self.positions is None else self.positions.shape[1]
@@ -130,15 +141,16 @@ class Context:
         """Check the shapes; positions default to the number of real tokens before each one (0, 1, 2, ... unpadded; after those in the
         cache, which :meth:`begin` is still to be told). ``mask`` and ``positions`` are those of the new tokens."""
         for name, value in (("mask", mask), ("positions", positions)):
-            if value is not None and value.shape != tokens.shape:
-                raise AnyformerError(f"{name} must have the shape of tokens {tuple(tokens.shape)}, got {tuple(value.shape)}")
+            if value is not None and not (isinstance(value, Tensor) and value.shape == tokens.shape):
+                got = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
+                raise AnyformerError(f"{name} must have the shape of tokens {tuple(tokens.shape)}, got {got}")
         if mask is not None and mask.dtype != torch.bool:
             raise AnyformerError(f"mask must be Boolean (True at real tokens), got {mask.dtype}")
         if cache is not None and cache.positions is not None and cache.positions.shape[0] != tokens.shape[0]:
             raise AnyformerError(f"the cache holds {cache.positions.shape[0]} sequences, got {tokens.shape[0]}; begin a new one")
         if positions is None:
             seen = torch.ones_like(tokens) if mask is None else mask.long()
-            before = 0 if cache is None or cache.mask is None else cache.mask.sum(1, keepdim=True)
+            before = 0 if cache is None or cache.positions is None else cache.next_positions()
             places = (before + seen.cumsum(1) - 1).clamp(min=0)
         elif positions.dtype not in INTEGERS or int(positions.min()) < 0:
             raise AnyformerError(f"positions must be integers >= 0, got {positions.dtype}")

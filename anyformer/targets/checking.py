@@ -70,5 +70,7 @@ def number_problems(module: nn.Module, advice: str = "") -> Iterator[str]:
         yield "its weights are on the meta device: there are no numbers to read"
         return
     for name, tensor in tensors:
-        if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+        if tensor.layout != torch.strided:
+            yield f"{name} is a {tensor.layout} tensor: make it dense"
+        elif tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
             yield f"{name} holds NaN or infinite weights"

@@ -312,7 +312,7 @@ class Layout:
 
     def where(self, i: int) -> tuple[Block, int]:
         """The block of a coordinate and the offset inside."""
-        if not 0 <= i < self.width:
+        if not isinstance(i, int) or not 0 <= i < self.width:
             raise AnyformerError(f"coordinate must lie in 0..{self.width - 1}, got {i}")
         low, high = 0, len(self.blocks) - 1
         while low < high:

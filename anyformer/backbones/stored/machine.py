@@ -18,7 +18,7 @@ from anyformer.backbones.machine import Cost, Machine
 from anyformer.backbones.stored.engine import Engine
 from anyformer.backbones.stored.layout import Layout
 from anyformer.backbones.stored.literal import literal_costs, stored_literal
-from anyformer.backbones.stored.placing import is_whole, place
+from anyformer.backbones.stored.placing import is_neutral, is_whole, place
 from anyformer.backbones.stored.writing import read_network, write_constants
 from anyformer.backbones.tree import Block, Coordinate
 from anyformer.classes import NetworkClass
@@ -44,6 +44,7 @@ class StoredProgram(Machine):
     """The machine of linear width. Holds every target of its class, and through padding smaller ones: fewer layers, heads, units, outputs."""
 
     name = "stored-program"
+    places = True
     recipe_type = StoredRecipe
 
     def __init__(self, recipe: Any):
@@ -159,7 +160,8 @@ def _check_placement(layout: Layout, program: Program) -> None:
         stage = layout.stages[s]
         good = good and len(banks) == len(stage.banks)
         for bank, place_ in zip(stage.banks, banks, strict=False):
-            highest = place_ - 1 if isinstance(place_, int) else max(place_, default=-1)
-            good = good and 0 <= highest < bank.count
+            indices = range(place_) if isinstance(place_, int) else place_
+            good = good and 0 < len(indices) == len(set(indices)) and max(indices) < bank.count
+    good = good and all(is_neutral(st.stage) for s, st in enumerate(layout.stages) if s not in placement.stages)
     if not good:
         raise AnyformerError("this program's placement points outside of its machine; the file is damaged, compile it again")

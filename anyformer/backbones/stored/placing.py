@@ -1,9 +1,11 @@
 """Where a smaller network stands inside a larger stored-program machine, and why what is left over changes nothing.
 
-A branch adds ``Op(X P) X M``. With ``P = 0`` and ``M = 0`` it adds ``Op(0) X 0``, which is 0 wherever ``Op(0)`` is finite; so a stage with a
-residual whose other branches are all 0 is the identity, missing heads and units add 0, and outputs that are not asked for are left out. An
-identity map is no constant and cannot be 0: a stage that has one beside its residual cannot be left out. Nothing else is neutral: a norm divides by the number of features, a score by the square root of head_dim, and eps, frequencies and mask rules
-stand in the operators themselves. Keys and values of a group may be stored several times, never merged.
+A branch adds ``Op(X P) X M``. With ``P = 0`` and ``M = 0`` it adds ``Op(0) X 0``, which is 0 wherever ``Op(0)`` is finite; so a
+stage with a residual whose other branches are all 0 is the identity, missing heads and units add 0, and outputs that are not
+asked for are left out. An identity map is no constant and cannot be 0: a stage that has one beside its residual cannot be left
+out. Nothing else is neutral: a norm divides by the number of features, a score by the square root of head_dim, and eps,
+frequencies and mask rules stand in the operators themselves. Keys and values of a group may be stored several times, never
+merged.
 """
 
 from dataclasses import replace
@@ -14,7 +16,7 @@ import torch
 from anyformer.backbones.machine import differences
 from anyformer.classes import BranchClass, NetworkClass, StageClass, inner_operator
 from anyformer.errors import AnyformerError, OutsideClass
-from anyformer.operators import ALiBi, Attention, Context, Gate, Normed, Operator, RelativeBias
+from anyformer.operators import ALiBi, Attention, Context, FixedMatrix, Gate, Normed, Operator, RelativeBias
 from anyformer.program import Placement
 
 Branches = tuple[tuple[int, ...] | int, ...]
@@ -23,17 +25,21 @@ Branches = tuple[tuple[int, ...] | int, ...]
 def place(machine: NetworkClass, target: NetworkClass) -> Placement:
     """Where ``target`` stands in a machine of class ``machine``. Raises :class:`OutsideClass` with every value that differs."""
     reasons = []
-    for name in ("features", "constant"):
-        mine, theirs = getattr(machine, name), getattr(target, name)
-        if mine != theirs:
-            reasons.append(f"{name} is {theirs}, the machine has {mine} (padding it would change what a norm divides by)")
+    if machine.features != target.features:
+        reasons.append(
+            f"{target.features} features, the machine has {machine.features}: padding them would change what a norm divides by"
+        )
+    if machine.constant != target.constant:
+        have = ["no feature that is always 1, which biases read", "one"]
+        reasons.append(f"the target has {have[target.constant]}, the machine has {have[machine.constant]}")
     if target.outputs > machine.outputs:
         reasons.append(f"{target.outputs} outputs, the machine has {machine.outputs}")
     if len(target.stages) > len(machine.stages):
         reasons.append(f"{len(target.stages)} stages, the machine has {len(machine.stages)}")
     found = None if reasons else _align(machine.stages, target.stages)
     if found is None:
-        reasons += _misfits(machine.stages, target.stages) if machine.features == target.features else []
+        misfits = _misfits(machine.stages, target.stages) if machine.features == target.features else []
+        reasons += misfits or ([] if reasons else ["its stages do not follow each other as the machine's do"])
         raise OutsideClass("the target does not fit into this stored-program machine", reasons)
     branches = tuple(_fit(machine.stages[s], stage)[0] for s, stage in zip(found, target.stages, strict=True))
     return Placement(found, branches, target.outputs)
@@ -84,7 +90,7 @@ def _misfits(machine: tuple[StageClass, ...], target: tuple[StageClass, ...]) ->
     if not reasons and len(machine) > len(target):
         for s, stage in enumerate(machine):
             reasons += [f"the machine's stage {s + 1} cannot be left out: {p}" for p in _skip_problems(stage)]
-    return reasons or (["its stages do not follow each other as the machine's do"] if len(machine) >= len(target) else [])
+    return reasons
 
 
 def _kinds(stage: StageClass) -> list[tuple[str, str]]:
@@ -162,6 +168,11 @@ def _has_own_biases(operator: Operator) -> bool:
     return isinstance(inner, Attention) and inner.bias is not None and inner.bias.heads > 1
 
 
+def is_neutral(stage: StageClass) -> bool:
+    """Whether a stage with zeros in all its constants is the identity."""
+    return not _skip_problems(stage)
+
+
 @lru_cache(maxsize=256)
 def _skip_problems(stage: StageClass) -> tuple[str, ...]:
     """Why a stage with zeros in all its constants is not the identity."""
@@ -169,12 +180,14 @@ def _skip_problems(stage: StageClass) -> tuple[str, ...]:
         return ("it has no residual branch",)
     others = [b for i, b in enumerate(stage.branches) if i != stage.residual]
     fixed = tuple(f"its {type(b.operator).__name__} adds the stream itself" for b in others if b.map == "identity")
-    return fixed + tuple(p for b in others if (p := _zero_problem(b.operator, stage.shared_reads == "general")))
+    return fixed + tuple(p for b in others if (p := _zero_problem(b.operator, shared_too=True)))
 
 
 @lru_cache(maxsize=256)
 def _zero_problem(operator: Operator, shared_too: bool = False) -> str | None:
-    """Why an operator whose own reads (and, where they are constants of the program, shared reads) are zeros does not give a finite map."""
+    """Why an operator that reads zeros does not give a finite map, at any length; ``shared_too``: its norm may read zeros as well."""
+    if isinstance(operator, FixedMatrix):
+        return f"FixedMatrix holds no more than {len(operator.rows)} tokens"
     ctx = Context(torch.arange(3)[None])
     shared = torch.linspace(-1.0, 1.0, 3 * operator.shared, dtype=torch.float64).reshape(1, 3, -1) if operator.shared else None
     if shared is not None and shared_too:

@@ -170,9 +170,10 @@ def _scale(scaling: float, head_dim: int) -> float | None:
     return None if scaling == head_dim**-0.5 else scaling
 
 
-def _rotary(rotary: Any) -> Rotary:
-    """The model's own frequencies: the float32 numbers of its buffer."""
-    return Rotary(tuple(rotary.inv_freq.double().tolist()))
+def _rotary(rotary: Any) -> Rotary | None:
+    """The model's own frequencies: the float32 numbers of its buffer; None where nothing turns."""
+    frequencies = tuple(rotary.inv_freq.double().tolist())
+    return Rotary(frequencies) if frequencies else None
 
 
 def _read_llama(model: Any) -> Network:
@@ -239,7 +240,7 @@ def _read_neox(model: Any) -> Network:
             head_dim=a.head_size,
             mask=Causal(),
             scale=_scale(a.scaling * base.rotary_emb.attention_scaling**2, a.head_size),
-            rotary=rotary if rotary.frequencies else None,
+            rotary=rotary,
         )
         fused, biases = Affine.of(a.query_key_value).heads(3 * a.head_size), (None, None, None)
         if fused.bias is not None:

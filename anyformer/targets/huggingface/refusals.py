@@ -94,14 +94,17 @@ def config_problems(config: Any) -> Iterator[str]:
     yield from _rope_problems(get("rope_parameters"))
 
 
+WINDOW_BY_LAYER = ("qwen2", "qwen3")
+"""Families whose own code asks ``layer_types`` where the window is in force; the others' windows are in force wherever they are set."""
+
+
 def _window_problems(config: Any) -> Iterator[str]:
     """A sliding window: positions are unbounded under RoPE, so that any window is in force for some sequence."""
     window, kinds = getattr(config, "sliding_window", None), getattr(config, "layer_types", None)
-    if kinds is not None:
-        other = sorted({kind for kind in kinds if kind != "full_attention"})
-        if other:
-            yield f"layers of type {', '.join(other)} (sliding_window={window})"
-    elif window is not None:
+    other = sorted({kind for kind in kinds or () if kind != "full_attention"})
+    if other:
+        yield f"layers of type {', '.join(other)} (sliding_window={window})"
+    elif window is not None and getattr(config, "model_type", None) not in WINDOW_BY_LAYER:
         yield f"a sliding window of {window} is in force: set config.sliding_window = None if no sequence is longer"
 
 

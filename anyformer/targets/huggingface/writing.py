@@ -301,7 +301,10 @@ def save(model: Any, folder: Path) -> None:
     try:
         with quiet(import_transformers()):
             model.save_pretrained(fresh, max_shard_size="1000GB")
-        fresh.chmod(0o755)
+        mask = os.umask(0)
+        os.umask(mask)
+        for path, mode in ((fresh, 0o777), *((file, 0o666) for file in fresh.iterdir())):
+            path.chmod(mode & ~mask)
         old = None
         if folder.exists():
             old = Path(tempfile.mkdtemp(prefix=f".{folder.name}.old.", dir=folder.parent))
