@@ -28,12 +28,12 @@ def compile(target: nn.Module | Network, machine: Machine, *, dtype: torch.dtype
         raise AnyformerError(f"programs are torch.float32 or torch.float64, got {dtype!r}")
     network = read(target)
     machine.admit(network.network_class)
-    bad = [f"tensor {i} of shape {tuple(t.shape)}" for i, t in enumerate(network.tensors()) if not bool(torch.isfinite(t).all())]
+    bad = [f"tensor {i} of shape {tuple(t.shape)}" for i, t in enumerate(network.tensors()) if not _finite(t)]
     if bad:
         raise OutsideClass("the target holds NaN or infinite numbers", bad)
     program = machine.write(network, dtype or _dtype_of(network))
     with torch.no_grad():
-        if not all(bool(torch.isfinite(t).all()) for t in _columns(program)):
+        if not all(map(_finite, _columns(program))):
             advice = "" if program.dtype == torch.float64 else "; give dtype=torch.float64"
             raise OutsideClass("the program overflows", [f"path products exceed the range of {program.dtype}{advice}"])
     target_type = type(network if network.source is None else network.source).__name__
@@ -45,6 +45,11 @@ def _dtype_of(network: Network) -> torch.dtype:
     """The dtype of the module that a network was read from, or its own."""
     parameters = network.source.parameters() if isinstance(network.source, nn.Module) else iter(())
     return next((p.dtype for p in parameters), network.embedding.dtype)
+
+
+def _finite(t: Tensor) -> bool:
+    """Whether every number is finite; a finite sum says so without a copy."""
+    return bool(torch.isfinite(t.detach().sum())) or bool(torch.isfinite(t).all())
 
 
 def _columns(program: Program) -> list[Tensor]:

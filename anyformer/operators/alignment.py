@@ -25,6 +25,9 @@ VECTOR = 64
 
 def aligned(like: Tensor, *shape: int, lead: int = 1) -> Float[Tensor, "*shape"]:
     """An empty tensor whose items, indexed by the first ``lead`` axes, begin at multiples of 64 bytes."""
+    item = math.prod(shape[lead:])
+    if item % WORDS == 0:  # then contiguous memory is aligned
+        return torch.empty(shape, dtype=like.dtype, device=like.device)
     strides, step = [], 1
     for axis in range(len(shape) - 1, -1, -1):
         if axis == lead - 1:
@@ -150,8 +153,9 @@ def contract(
 
 def products(q: Float[Tensor, "#batch #count queries d"], k: Float[Tensor, "#batch #count keys d"]) -> Float[Tensor, "..."]:
     """``q k^T``; axes of size 1 in batch and count are as many as the other's."""
-    lead = torch.broadcast_shapes(q.shape[:2], k.shape[:2])
-    q, k = (x.expand(*lead, *x.shape[2:]) for x in (q, k))
+    if q.shape[:2] != k.shape[:2]:
+        lead = torch.broadcast_shapes(q.shape[:2], k.shape[:2])
+        q, k = (x.expand(*lead, *x.shape[2:]) for x in (q, k))
     run = _Products.apply if _watched(q, k) else _Products.forward
     return run(q, k)  # type: ignore[return-value]
 

@@ -245,7 +245,10 @@ class Mixing(TokenMap):
     def contract(self, values: Any, onto: Any = None) -> Any:
         if not isinstance(values, Tensor) or self.past is not None:
             return self.apply(values).sum(2) + (0 if onto is None else onto)
-        return contract(self.matrix.expand(values.shape[0], values.shape[2], -1, -1), values, onto)
+        matrix = self.matrix
+        if matrix.shape[0] != values.shape[0]:
+            matrix = matrix.expand(values.shape[0], -1, -1, -1)
+        return contract(matrix, values, onto)
 
 
 class Operator(Spec, ABC):
