@@ -15,7 +15,6 @@ import torch
 from torch import Tensor, nn
 
 from anyformer import philox
-from anyformer.backbones import StoredProgram
 from anyformer.errors import AnyformerError
 from anyformer.factoring import factor, feature_widths, rank_threshold
 from anyformer.network import Network
@@ -99,9 +98,8 @@ def specialize(program: Program, *, max_error: float | None = None, sequences: i
 
     curve: list[CurvePoint] = []
     tries: list[tuple[nn.Module, Network, float]] = []
-    if not isinstance(program.machine(), StoredProgram) and (
-        max_error is not None or program.provenance.get("made_by") != "compile"
-    ):
+    factored = program.machine().network(program) is None
+    if factored and (max_error is not None or program.provenance.get("made_by") != "compile"):
         for cutoff in CURVE:
             tries.append(attempt(cutoff))
             curve.append(CurvePoint(cutoff, max(feature_widths(tries[-1][1])), tries[-1][2]))
@@ -124,10 +122,7 @@ def specialize(program: Program, *, max_error: float | None = None, sequences: i
 
 def network_of(program: Program, cutoff: float | None = None) -> Network:
     """The network (float64) that a program is: what a stored program stores, else the smallest that unrolls to it."""
-    machine = program.machine()
-    if isinstance(machine, StoredProgram):
-        return machine.network(program.detach().to(torch.float64))
-    return factor(program, cutoff)
+    return program.machine().network(program.detach().to(torch.float64)) or factor(program, cutoff)
 
 
 def _samples(program: Program, sequences: int, length: int) -> Tensor:

@@ -142,6 +142,10 @@ class Machine(nn.Module, ABC):
     def write(self, network: Network, dtype: torch.dtype) -> Program:
         """The program of a network of this class (checked by :meth:`admit` before)."""
 
+    def network(self, program: Program) -> Network | None:
+        """The network that a program holds as it is; None where it holds path products, which have to be factored."""
+        return None
+
     @abstractmethod
     def tree_columns(self, program: Program) -> tuple[Tensor, Tensor | None]:
         """What the backbone reads, in the coordinates of the path tree: token rows (vocab, N) and position rows, or None."""
