@@ -12,14 +12,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from anyformer.errors import AnyformerError, OutsideClass
+from anyformer.errors import AnyformerError
 from anyformer.network import LazyStages, Network, Stage
 from anyformer.operators import Attention, Causal, LayerNorm, Norm, RMSNorm, Rotary
 from anyformer.targets.algebra import Affine, Algebra, Gain, Part
@@ -55,26 +54,6 @@ class Family:
     def config(self) -> str:
         """The name of its configuration's class."""
         return self.model.replace("ForCausalLM", "Config").replace("LMHeadModel", "Config")
-
-
-def read_huggingface(model: Any) -> Network:
-    """A causal language model of transformers, or the folder of one, in the common language (float64, a function of its weights).
-
-    Raises :class:`OutsideClass` with every reason for a model that cannot be simulated exactly, and :class:`AnyformerError` for a
-    folder that cannot be read. Nothing is downloaded, unpickled, or run from the folder.
-    """
-    from anyformer.targets.huggingface.refusals import refusals
-
-    if isinstance(model, (str, Path)):
-        from anyformer.targets.huggingface.folders import load_huggingface
-
-        model = load_huggingface(model)
-    if not isinstance(model, import_transformers().PreTrainedModel):
-        raise AnyformerError(f"a transformers model or the folder of one is needed, got {type(model).__name__}")
-    reasons = refusals(model)
-    if reasons:
-        raise OutsideClass(f"this {type(model).__name__} cannot be simulated exactly", reasons)
-    return FAMILIES[model.config.model_type].read(model)
 
 
 def import_transformers() -> Any:
