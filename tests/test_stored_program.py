@@ -536,3 +536,14 @@ def test_networks_whose_maps_do_not_fit_their_stream() -> None:
     norm = Branch(ops.RMSNorm(4), torch.eye(4).double(), af.DiagonalMap(draw(1, 2), 4, 4))
     with pytest.raises(af.OutsideClass, match="2 weights for 4 features"):
         Network(draw(1, 5, 4), (Stage((norm,)),))
+
+
+def test_norms_after_the_constant_feature_was_dropped() -> None:
+    table = torch.cat((draw(1, 5, 2), torch.ones(5, 1).double()), 1)
+    first = Branch(ops.RMSNorm(2), torch.eye(3, 2).double(), af.DiagonalMap(draw(2, 2), 3, 2), reads="features")
+    second = Branch(ops.LayerNorm(2), torch.eye(2).double(), af.DiagonalMap(draw(3, 2), 2, 2, centred=True))
+    network = Network(table, (Stage((first,)), Stage((second,))), draw(4, 2, 3), constant=True)
+    machine = af.StoredProgram.for_class(network)
+    program = af.compile(network, machine)
+    for run in (machine, machine.literal(), lambda ids, p: machine.network(p).run(ids)):
+        close(run(tokens(vocab=5), program), network.run(tokens(vocab=5)))
