@@ -98,7 +98,7 @@ def cost_figure(panels: list[Panel], length: int, title: str = "") -> Any:
     plt = pyplot()
     kinds = list(dict.fromkeys((p.kind, p.quantity) for p in panels))
     figure, axes = plt.subplots(len(kinds), len(AXES), figsize=(11.5, 3.0 * len(kinds)), squeeze=False)
-    top = 1 - 0.35 / (3.0 * len(kinds))
+    top = 1 - 0.6 / (3.0 * len(kinds))
     figure.subplots_adjust(left=0.08, right=0.89, top=top, bottom=0.6 / (3.0 * len(kinds)), wspace=0.65, hspace=0.28)
     names = list(dict.fromkeys(name for p in panels for name in (*p.series, *p.left_out)))
     for panel in panels:

@@ -547,3 +547,17 @@ def test_norms_after_the_constant_feature_was_dropped() -> None:
     program = af.compile(network, machine)
     for run in (machine, machine.literal(), lambda ids, p: machine.network(p).run(ids)):
         close(run(tokens(vocab=5), program), network.run(tokens(vocab=5)))
+
+
+def test_two_norms_in_one_stage_have_weights_of_their_own() -> None:
+    eye = torch.eye(3).double()
+    norms = (
+        Branch(ops.RMSNorm(3), eye, af.DiagonalMap(draw(1, 3), 3, 3), reads="features"),
+        Branch(ops.LayerNorm(3), eye, af.DiagonalMap(draw(2, 3), 3, 3, centred=True), reads="features"),
+        Branch(ops.LayerNorm(3, 1e-2), eye, af.DiagonalMap(draw(3, 3), 3, 3, centred=True)),
+    )
+    network = stages_of(2, *norms)
+    machine = af.StoredProgram.for_class(network)
+    program = af.compile(network, machine)
+    for run in (machine, machine.literal(), lambda ids, p: machine.network(p).run(ids)):
+        close(run(tokens(vocab=5), program), network.run(tokens(vocab=5)))
