@@ -25,8 +25,9 @@ class BranchClass(Spec):
     "general").
 
     The other fields say how many numbers describe it, which a stored program needs to know and a path tree does not: the ``rank`` of
-    general maps (None: dense), ``kv_heads`` (heads of one group share their keys and values; None: each has its own), and whether its
-    ``reads`` are anything ("general") or the "features" themselves.
+    general maps (None: dense), ``kv_heads`` (heads of one group share their keys and values; None: each has its own), whether its
+    ``reads`` are anything ("general") or the "features" themselves, and whether it is the ``twin`` of the bank before it: units with the same
+    probes that write the same rows (an up-bias beside a gated MLP).
     """
 
     operator: Operator
@@ -34,8 +35,10 @@ class BranchClass(Spec):
     rank: int | None = None
     kv_heads: int | None = None
     reads: str = "general"
+    twin: bool = False
 
     def __post_init__(self) -> None:
+        require_choice("BranchClass", "twin", self.twin, (True, False))
         require_choice("BranchClass", "map", self.map, ("identity", "constant", "diagonal", "centred", "general"))
         require_choice("BranchClass", "reads", self.reads, READS)
         for name in ("rank", "kv_heads"):

@@ -169,11 +169,17 @@ class IdentityMap(LinearMap):
 
 @dataclass(frozen=True, eq=False)
 class ConstantMap(LinearMap):
-    """``e_const row_g^T``: the value is the constant feature; ``rows`` (count, D')."""
+    """``e_const row_g^T``: the value is the constant feature; ``rows`` (count, D'), each times its number of ``scales`` where they are given (a
+    gated unit's up-bias times what the unit writes)."""
 
     features: int
     rows: Float[Tensor, "count out"]
+    scales: Float[Tensor, "count"] | None = None
     kind = "constant"
+
+    def scaled_rows(self) -> Float[Tensor, "count out"]:
+        """The rows, each times its scale."""
+        return self.rows if self.scales is None else self.scales[:, None] * self.rows
 
     @property
     def count(self) -> int:
@@ -187,18 +193,18 @@ class ConstantMap(LinearMap):
         return x[..., None, -1:].expand(*x.shape[:-1], self.count, 1)
 
     def leave(self, mixed: Tensor) -> Tensor:
-        return mixed[..., 0] @ self.rows
+        return mixed[..., 0] @ self.scaled_rows()
 
     def pull(self, reads: Tensor) -> Tensor:
-        last = self.rows.to(reads.dtype) @ reads
+        last = self.scaled_rows().to(reads.dtype) @ reads
         return torch.cat((last.new_zeros(self.count, self.features - 1, reads.shape[1]), last[:, None]), dim=1)
 
     def to_dense(self) -> Tensor:
         zeros = self.rows.new_zeros(self.count, self.features - 1, self.rows.shape[1])
-        return torch.cat((zeros, self.rows[:, None]), dim=1)
+        return torch.cat((zeros, self.scaled_rows()[:, None]), dim=1)
 
     def tensors(self) -> tuple[Tensor, ...]:
-        return (self.rows,)
+        return (self.rows,) if self.scales is None else (self.scales, self.rows)
 
 
 @dataclass(frozen=True, eq=False)

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from anyformer.classes import BranchClass, NetworkClass, StageClass, inner_operator, key_reads
 from anyformer.errors import AnyformerError, OutsideClass
-from anyformer.maps import DiagonalMap, IdentityMap, LinearMap, LowRankMap
+from anyformer.maps import ConstantMap, DiagonalMap, IdentityMap, LinearMap, LowRankMap
 from anyformer.operators import Attention, Context, Operator, TokenMap
 from anyformer.operators.operator import INTEGERS
 
@@ -28,7 +28,8 @@ class Branch:
     """A bank of branches: an operator, its own probe columns (D, count * reads; branch by branch), and a bank of maps.
 
     ``kv_heads`` declares that the heads of each group have the same key columns and the same left factor of their map; ``reads`` =
-    "features" that the probe columns are the features themselves. Declared facts are checked and make stored programs smaller.
+    "features" that the probe columns are the features themselves; ``twin`` that its probes, and the rows of its (scaled constant) map, are
+    those of the bank before it. Declared facts are checked and make stored programs smaller.
     """
 
     operator: Operator
@@ -36,10 +37,11 @@ class Branch:
     map: LinearMap
     kv_heads: int | None = None
     reads: str = "general"
+    twin: bool = False
 
     def branch_class(self) -> BranchClass:
         """This bank without its tensors."""
-        return BranchClass(self.operator, self.map.kind, self.map.rank, self.kv_heads, self.reads)
+        return BranchClass(self.operator, self.map.kind, self.map.rank, self.kv_heads, self.reads, self.twin)
 
 
 @dataclass(frozen=True, eq=False)
@@ -239,6 +241,8 @@ def _shape_problems(network: Network):
                 yield f"{where}: {branch.map.count} maps for {op.count} branches"
             else:
                 yield from (f"{where}: {problem}" for problem in _declared_problems(branch, network.constant))
+                if branch.twin and not _is_twin(branch, stage.branches[b - 1] if b else None):
+                    yield f"{where}: it is declared to be a twin, but its probes and rows are not those of the bank before it"
             if branch.map.kind != "general" and branch.map.shape[0] != width:
                 yield f"{where}: the map is made for {branch.map.shape[0]} features, the stream has {width}"
             if isinstance(branch.map, IdentityMap) and branch.map.shift is not None and not constant:
@@ -263,6 +267,23 @@ def _are_features(columns: Tensor | None, constant: bool) -> bool:
         return columns is not None
     identity = torch.eye(columns.shape[0], dtype=columns.dtype, device=columns.device)
     return torch.equal(columns.detach(), identity[:, :-1] if constant else identity)
+
+
+def _is_twin(branch: Branch, before: Branch | None) -> bool:
+    """Whether a bank of units reads what the bank before it reads, and writes its rows, each times a scale."""
+    m = branch.map
+    if (
+        before is None
+        or before.twin
+        or not isinstance(m, ConstantMap)
+        or m.scales is None
+        or not isinstance(before.map, LowRankMap)
+    ):
+        return False
+    if before.map.rank != 1 or branch.probes is None or before.probes is None or before.map.count != m.count:
+        return False
+    pairs = ((branch.probes, before.probes), (m.rows, before.map.right[:, 0]))
+    return all(a.shape == b.shape and (a.is_meta or torch.equal(a.detach(), b.detach())) for a, b in pairs)
 
 
 def _declared_problems(branch: Branch, constant: bool) -> Iterator[str]:

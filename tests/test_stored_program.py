@@ -561,3 +561,24 @@ def test_two_norms_in_one_stage_have_weights_of_their_own() -> None:
     program = af.compile(network, machine)
     for run in (machine, machine.literal(), lambda ids, p: machine.network(p).run(ids)):
         close(run(tokens(vocab=5), program), network.run(tokens(vocab=5)))
+
+
+def test_twins_share_what_the_bank_before_them_stores() -> None:
+    target = make(residual=True, norm="rms", mlp=4, gated=True, bias=True)
+    network = af.read(target)
+    assert [b.twin for b in network.stages[1].branches] == [False, False, True]
+    machine = af.StoredProgram.for_class(target)
+    smaller = make(5, residual=True, norm="rms", mlp=2, gated=True, bias=True, layers=1)
+    for module in (target, smaller):
+        program = af.compile(module, machine)
+        af.verify(program, module).raise_if_not()
+        close(machine.literal()(tokens(), program), module(tokens()))
+        assert machine.network(program).stages[1].network_class() == af.read(module).stages[1].network_class()
+    stage = network.stages[1]
+    wrong = dataclasses.replace(stage.branches[2], probes=stage.branches[2].probes + 1.0)
+    with pytest.raises(
+        af.OutsideClass, match="declared to be a twin, but its probes and rows are not those of the bank before it"
+    ):
+        dataclasses.replace(
+            network, stages=(network.stages[0], dataclasses.replace(stage, branches=(*stage.branches[:2], wrong)))
+        )

@@ -160,7 +160,7 @@ class Algebra:
         gated = self.bank(operator, reads)[0]
         banks = [Branch(gated, probes, LowRankMap(left, rows[:, None]))]
         if self.norm is not None and value.bias is not None:
-            banks.append(Branch(plain, probes, ConstantMap(self.width, value.bias[:, None] * rows)))
+            banks.append(Branch(plain, probes, ConstantMap(self.width, rows, value.bias), twin=True))
         return Part(tuple(banks), down.bias)
 
     def stage(self, *parts: Part) -> Stage:

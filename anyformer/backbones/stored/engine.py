@@ -85,6 +85,9 @@ class Engine(nn.Module):
             out = token_map.apply(self.values(s, b, bank, stage, stored, x, read))
             if trace is not None and (place := _place_of(placement, s, b, bank)) is not None:
                 trace.note(self.names, s, b, place, own, token_map)
+            if bank.twin:
+                mixed[-1] = mixed[-1] + out.flatten(2)
+                continue
             if bank.writes:
                 mixed.append(out.flatten(2))
                 continue
@@ -117,6 +120,8 @@ class Engine(nn.Module):
 
     def values(self, s: int, b: int, bank: BankLayout, stage: StageLayout, stored: Stored, x: Tensor, read: Tensor) -> Tensor:
         """What the operator mixes (batch, n, count, c)."""
+        if bank.twin:
+            return (x[..., -1:] * stored["scales"][stage.scales_of(bank)])[..., None]
         if bank.branch.map == "constant":
             return x[..., None, -1:].expand(*x.shape[:-1], bank.count, 1)
         if bank.branch.map == "identity":

@@ -12,7 +12,7 @@ once. Every stage has scratch of its own (it starts at 0 and is added to), and w
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from math import prod
 
@@ -128,6 +128,11 @@ class BankLayout:
         """Whether the operator writes into the stream itself: there is no right factor."""
         return self.writes == 0 and not self.diagonal
 
+    @property
+    def twin(self) -> bool:
+        """Whether its probes and its rows are those of the bank before it: only its scales are its own."""
+        return self.branch.twin
+
     def route(self) -> Int[Tensor, "count reads"]:
         """Which stored column (probes, then biases) each own read of each branch takes."""
         op = self.branch.operator
@@ -154,6 +159,8 @@ class StageLayout:
     out: int
     constant: bool
     banks: tuple[BankLayout, ...]
+    totals: tuple[int, int, int, int, int]
+    """Columns of the read block, biases, rows of the write block, norms' weights, shifts."""
 
     @classmethod
     @lru_cache(maxsize=256)  # the layers of a class are alike
@@ -163,11 +170,15 @@ class StageLayout:
         read = stage.shared if stage.shared_reads == "general" else 0
         bias = write = diagonal = shift = 0
         for branch in stage.branches:
+            if branch.twin:
+                before = banks[-1]
+                banks.append(replace(before, branch=branch))
+                continue
             bank = BankLayout(branch, width, read, bias, write, diagonal, shift, stage.width)
             banks.append(bank)
             read, bias, write = read + bank.reads + bank.enters, bias + bank.biases, write + bank.writes
             diagonal, shift = diagonal + bank.diagonal, shift + (branch.map == "identity")
-        return cls(stage, width, stage.width, constant, tuple(banks))
+        return cls(stage, width, stage.width, constant, tuple(banks), (read, bias, write, diagonal, shift))
 
     @property
     def features(self) -> int:
@@ -189,6 +200,11 @@ class StageLayout:
         """Whether the stream is added to where it is; else it gets new coordinates, since what was there cannot be taken away."""
         return self.residual is not None and not any(bank.direct for bank in self.banks if bank is not self.residual)
 
+    def scales_of(self, bank: BankLayout) -> slice:
+        """Where a twin's scales stand among those of the stage."""
+        start = sum(b.count for b in self.banks[: self.banks.index(bank)] if b.twin)
+        return slice(start, start + bank.count)
+
     @property
     def moved(self) -> list[BankLayout]:
         """Banks whose values are the stream plus a shift: identity maps behind an operator."""
@@ -197,14 +213,14 @@ class StageLayout:
     @cached_property
     def sizes(self) -> dict[str, tuple[int, ...]]:
         """Shapes of the stage's constants, in their order."""
-        last = self.banks[-1]
-        shifts = last.shift_at + (last.branch.map == "identity") if self.constant else 0
+        read, bias, write, diagonal, shift = self.totals
         shapes: dict[str, tuple[int, ...]] = {
-            "read": (self.width, last.read_at + last.reads + last.enters),
-            "bias": (last.bias_at + last.biases,),
-            "write": (last.write_at + last.writes, self.out),
-            "diagonal": (last.diagonal_at + last.diagonal, self.features),
-            "shift": (shifts, self.width),
+            "read": (self.width, read),
+            "bias": (bias,),
+            "write": (write, self.out),
+            "diagonal": (diagonal, self.features),
+            "shift": (shift if self.constant else 0, self.width),
+            "scales": (sum(b.count for b in self.banks if b.twin),),
         }
         return {name: shape for name, shape in shapes.items() if 0 not in shape}
 
@@ -217,7 +233,8 @@ class StageLayout:
             "bias": self.sizes.get("bias", (0,))[0],
             "centred": centred,
             "moved": len(self.moved) * self.width,
-            "mixed": sum(b.writes for b in self.banks),
+            "scales": self.sizes.get("scales", (0,))[0],
+            "mixed": self.totals[2],
             "normed": sum(b.diagonal for b in self.banks) * self.features,
             "stream": 0 if self.in_place else self.out,
         }

@@ -88,6 +88,8 @@ def _stage(layout: Layout, s: int, x: Tensor) -> tuple[list[LiteralLayer], Tenso
         read.matrix(x, at["read"], to["read"])
     if "bias" in at:
         read.product(x[-1], at["bias"], to["bias"])
+    if "scales" in at:
+        read.product(x[-1], at["scales"], to["scales"])
     features = x[: stage.features]
     if "centred" in to:
         read.copy(features, to["centred"])
@@ -140,6 +142,8 @@ def _operate(stage: StageLayout, bank: BankLayout, x: Tensor, to: dict[str, Tens
 def values_of(stage: StageLayout, bank: BankLayout, x: Tensor, to: dict[str, Tensor]) -> Tensor:
     """Where each branch's values stand (count, c)."""
     match bank.branch.map:
+        case "constant" if bank.twin:
+            return to["scales"][stage.scales_of(bank)][:, None]
         case "constant":
             return x[-1:].expand(bank.count, 1)
         case "identity":

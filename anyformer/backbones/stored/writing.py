@@ -27,6 +27,10 @@ def write_constants(layout: Layout, network: Network, placement: Placement, dtyp
             assert stage.shared is not None
             stored["read"][:, : at.shared] = stage.shared
         for branch, bank, place in zip(stage.branches, at.banks, places, strict=True):
+            if bank.twin:
+                assert isinstance(branch.map, ConstantMap) and branch.map.scales is not None
+                stored["scales"][at.scales_of(bank)][branches_of(place)] = branch.map.scales.to(dtype)
+                continue
             _write_bank(branch, bank, branches_of(place), stored)
     readout = network.final_readout()
     views[-1]["readout"][:, : readout.shape[1]] = readout
@@ -75,7 +79,7 @@ def _write_bank(branch: Branch, bank: BankLayout, place: Tensor, stored: Stored)
         _enter(stored, bank)[:, groups] = m.left[first].permute(1, 0, 2).to(stored["read"].dtype)
         stored["write"][write].unflatten(0, (bank.count, -1))[place] = m.right.to(stored["write"].dtype)
     elif isinstance(m, ConstantMap):
-        stored["write"][write][place] = m.rows.to(stored["write"].dtype)
+        stored["write"][write][place] = m.scaled_rows().to(stored["write"].dtype)
     elif isinstance(m, DiagonalMap):
         stored["diagonal"][bank.diagonal_at] = m.weights
     elif isinstance(m, IdentityMap):
@@ -127,7 +131,7 @@ def _read_bank(at: StageLayout, bank: BankLayout, stored: Stored, place: Tensor,
             biases = stored["bias"][bank.bias_at : bank.bias_at + bank.biases]
             columns.append(torch.cat((biases.new_zeros(at.width - 1, len(biases)), biases[None])))
         probes = torch.cat(columns, 1)[:, bank.route()[place].flatten()]
-    return Branch(operator, probes, _read_map(at, bank, stored, place), _kv_heads(owners), bank.branch.reads)
+    return Branch(operator, probes, _read_map(at, bank, stored, place), _kv_heads(owners), bank.branch.reads, bank.twin)
 
 
 def _kv_heads(owners: Tensor) -> int | None:
@@ -142,7 +146,8 @@ def _read_map(at: StageLayout, bank: BankLayout, stored: Stored, place: Tensor) 
         case "identity":
             return IdentityMap(at.width, stored["shift"][bank.shift_at] if "shift" in stored else None)
         case "constant":
-            return ConstantMap(at.width, stored["write"][write][place])
+            scales = stored["scales"][at.scales_of(bank)][place] if bank.twin else None
+            return ConstantMap(at.width, stored["write"][write][place], scales)
         case "general":
             entering = _enter(stored, bank).permute(1, 0, 2)
             if bank.branch.rank is None:

@@ -229,7 +229,7 @@ class _Writer:
         layer.gate_proj.bias.copy_(reads[-1, :, 1] if normed.bias else torch.zeros(m.count))
         layer.up_proj.bias.zero_()
         if constants:  # rows up_bias_j down_j
-            rows = sum(b.map.rows[:, : self.dim] for b in constants)  # type: ignore[attr-defined]
+            rows = sum(b.map.scaled_rows()[:, : self.dim] for b in constants)  # type: ignore[attr-defined]
             layer.up_proj.bias.copy_((rows * down).sum(1) / down.square().sum(1).clamp(min=1e-300))
         layer.down_proj.bias.copy_(self._shift(stage))
 
