@@ -34,10 +34,6 @@ class Engine(nn.Module):
                 if bank.enters and bank.groups < bank.count:
                     self.register_buffer(f"values_{s}_{b}", bank.value_route())
 
-    def routes(self) -> list[Tensor]:
-        """The routes that are no plain slices."""
-        return list(self.buffers())
-
     def run(self, tokens: Int[Tensor, "batch n"], program: Program, ctx: Context, trace: Trace | None) -> Tensor:
         """Logits (batch, n, outputs)."""
         assert program.constants is not None

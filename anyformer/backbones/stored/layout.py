@@ -52,7 +52,6 @@ class BankLayout:
     """
 
     branch: BranchClass
-    width: int
     read_at: int
     bias_at: int
     write_at: int
@@ -174,7 +173,7 @@ class StageLayout:
                 before = banks[-1]
                 banks.append(replace(before, branch=branch))
                 continue
-            bank = BankLayout(branch, width, read, bias, write, diagonal, shift, stage.width)
+            bank = BankLayout(branch, read, bias, write, diagonal, shift, stage.width)
             banks.append(bank)
             read, bias, write = read + bank.reads + bank.enters, bias + bank.biases, write + bank.writes
             diagonal, shift = diagonal + bank.diagonal, shift + (branch.map == "identity")
