@@ -58,7 +58,7 @@ class Program:
 
     tokens (vocab, a) at coordinates ``token_at`` (a,); positions (n_max, b) at ``position_at`` (b,), or None; constants (c,) at
     ``constant_at`` (c,), None: at the first c; coordinates in none of them are 0. ``readout`` (width, out) is None where the read-out is the
-    machine's own. ``recipe`` says which machine, ``fingerprint`` is its name. ``placement`` is None where the program fills its machine.
+    machine's own; ``norms`` (norms, 2, width) are gains and biases of norms that a machine leaves to its programs. ``recipe`` says which machine, ``fingerprint`` is its name. ``placement`` is None where the program fills its machine.
     """
 
     recipe: Recipe
@@ -70,6 +70,7 @@ class Program:
     constants: Float[Tensor, "c"] | None = None
     constant_at: Int[Tensor, "c"] | None = None
     readout: Float[Tensor, "m out"] | None = None
+    norms: Float[Tensor, "norms 2 m"] | None = None
     token_names: tuple[str, ...] | None = None
     placement: Placement | None = None
     provenance: dict[str, Any] = field(default_factory=dict)
@@ -103,7 +104,7 @@ class Program:
     @property
     def parameters(self) -> int:
         """How many numbers the program stores."""
-        return sum(t.numel() for t in (self.tokens, self.positions, self.constants, self.readout) if t is not None)
+        return sum(t.numel() for t in (self.tokens, self.positions, self.constants, self.readout, self.norms) if t is not None)
 
     @property
     def embedding(self) -> Float[Tensor, "vocab m"]:
@@ -206,7 +207,7 @@ class Program:
         return self.recipe.machine()
 
 
-TENSORS = ("tokens", "token_at", "positions", "position_at", "constants", "constant_at", "readout")
+TENSORS = ("tokens", "token_at", "positions", "position_at", "constants", "constant_at", "readout", "norms")
 
 
 @patiently
@@ -225,7 +226,7 @@ def load(folder: str | Path) -> Program:
         raise AnyformerError(f"{folder}: a machine of width {approximate(width)} is past 64-bit integers")
     if width != config.get("width"):
         raise AnyformerError(f"{folder}: width {config.get('width')!r} is not the width {width} of its machine")
-    floats = {stored.dtypes[n] for n in ("tokens", "positions", "constants", "readout") if n in stored.dtypes}
+    floats = {stored.dtypes[n] for n in ("tokens", "positions", "constants", "readout", "norms") if n in stored.dtypes}
     if len(floats) != 1:
         raise AnyformerError(f"{folder}: columns must have one dtype, got {', '.join(sorted(map(str, floats))) or 'none'}")
     expected: dict[str, tuple[tuple[int | None, ...], torch.dtype | None]] = {}
@@ -237,6 +238,8 @@ def load(folder: str | Path) -> Program:
                 expected[at] = ((count,), torch.int64)
     if "readout" in stored.shapes:
         expected["readout"] = ((width, None), None)
+    if "norms" in stored.shapes:
+        expected["norms"] = ((None, 2, width), None)
     stored.expect(expected)
     names = config.get("token_names")
     vocab = stored.shapes["tokens"][0]
@@ -270,6 +273,14 @@ def _problems(p: Program) -> Iterator[str]:
             yield f"one {what} is written twice"
     if p.constants is not None and p.constant_at is None and bool((p.token_at < len(p.constants)).any()):
         yield "one coordinate is written twice"
+    for name, shape in (("readout", (p.width, None)), ("norms", (None, 2, p.width))):
+        value = getattr(p, name)
+        if value is not None and not (
+            value.dtype == p.tokens.dtype
+            and value.ndim == len(shape)
+            and all(want in (None, got) for want, got in zip(shape, value.shape, strict=True))
+        ):
+            yield f"{name} have shape {tuple(value.shape)} and dtype {value.dtype}, width is {p.width}, dtype {p.tokens.dtype}"
     names = p.token_names
     if names is not None and not (len(names) == p.vocab and all(isinstance(n, str) for n in names)):
         yield f"{p.vocab} token names expected, got {names!r:.80}"

@@ -3,6 +3,8 @@
 from anyformer.backbones.chain import Chain as Chain
 from anyformer.backbones.composed import Composed as Composed
 from anyformer.backbones.composition import Composition as Composition
+from anyformer.backbones.frozen import FrozenMasked as FrozenMasked
+from anyformer.backbones.frozen import FrozenRandom as FrozenRandom
 from anyformer.backbones.literal import LiteralTransformer as LiteralTransformer
 from anyformer.backbones.looped import Looped as Looped
 from anyformer.backbones.machine import Cost as Cost

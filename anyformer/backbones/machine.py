@@ -233,9 +233,9 @@ class Machine(nn.Module, ABC):
             )
         if program.placement is not None and not self.places:
             raise AnyformerError(f"this program has a placement, which a {self.name} machine does not know; the file is damaged")
-        if program.readout is not None:
+        if program.readout is not None or program.norms is not None:
             raise AnyformerError(
-                f"this program has a read-out of its own, which a {self.name} machine would ignore: it reads its own leaves"
+                f"this program has a read-out or norms of its own, which a {self.name} machine would ignore: it reads its own leaves"
             )
 
 

@@ -2,6 +2,7 @@
 
 from anyformer.backbones.chain import Chain
 from anyformer.backbones.composed import Composed
+from anyformer.backbones.frozen import FrozenMasked, FrozenRandom
 from anyformer.backbones.looped import Looped
 from anyformer.backbones.machine import Machine
 from anyformer.backbones.path_tree import PathTree
@@ -20,5 +21,5 @@ def register_machine(machine: type[Machine]) -> type[Machine]:
     return machine
 
 
-for _machine in (PathTree, Looped, Chain, Composed, Random, StoredProgram):
+for _machine in (PathTree, Looped, Chain, Composed, Random, StoredProgram, FrozenMasked, FrozenRandom):
     register_machine(_machine)

@@ -1,0 +1,145 @@
+"""The tree's run for learning: the read-out is multiplied into the leaves, and a step of the fold is differentiated as one thing.
+
+    state(s) = [ reads of layer s+1 | out columns | children ],     state(s+1) = sum_h (A_h [+ I]) child_h,      leaf = E_leaf U_leaf
+
+Without a norm the stream of width m is never needed: ``U`` is linear and reads each leaf after its last layer, so its product with
+the leaf's columns may be taken before the run. With a true skip (0/1 maps) a block outlives the layer that read it and ``U`` reads it at the end:
+each node then has ``out`` more columns, ``E_reads U_reads``, that are added to the logits. Reads and children are kept apart, so that no
+gradient is ever padded with zeros to the width of a state. Equal to the literal machine, gradients included (tested to 1e-10).
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from anyformer.backbones.frozen.recipe import FrozenRecipe
+from anyformer.backbones.tree import Tree
+from anyformer.operators import Attention, Context
+
+
+Observer = Callable[[int, Tensor, Tensor], None]
+"""Is told a layer, its heads' reads (batch, n, heads, reads) and its patterns."""
+
+
+class _Step(torch.autograd.Function):
+    """``sum_h A_h child_h``, split after its first columns: patterns (b, H, n, n), children (b, n, H w) -> (b, n, first), (b, n, w - first)."""
+
+    @staticmethod
+    def forward(ctx: Any, patterns: Tensor, children: Tensor, first: int) -> tuple[Tensor, Tensor]:
+        batch, heads, n, _ = patterns.shape
+        width = children.shape[2] // heads
+        reads, rest = children.new_empty(batch, n, first), children.new_empty(batch, n, width - first)
+        for h, (left, right) in enumerate(_halves(children, heads, first)):
+            for total, part in ((reads, left), (rest, right)):
+                if part.shape[2]:
+                    total.baddbmm_(patterns[:, h], part, beta=1 if h else 0)
+        ctx.save_for_backward(patterns, children)
+        ctx.first = first
+        return reads, rest
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, None]:
+        patterns, children = ctx.saved_tensors
+        heads = patterns.shape[1]
+        to_patterns, to_children = torch.empty_like(patterns), torch.empty_like(children)
+        pairs = zip(_halves(children, heads, ctx.first), _halves(to_children, heads, ctx.first), strict=True)
+        for h, (values, targets) in enumerate(pairs):
+            written = False
+            for gradient, value, target in zip(gradients, values, targets, strict=True):
+                if value.shape[2]:
+                    to_patterns[:, h].baddbmm_(gradient, value.mT, beta=int(written))
+                    torch.bmm(patterns[:, h].mT, gradient, out=target)
+                    written = True
+        return to_patterns, to_children, None
+
+
+def _halves(children: Tensor, heads: int, first: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """Each child's first columns and the others."""
+    for child in children.tensor_split(heads, dim=2):
+        yield child[..., :first], child[..., first:]
+
+
+def folded_logits(
+    recipe: FrozenRecipe,
+    tokens: Int[Tensor, "batch n"],
+    table: Float[Tensor, "vocab N"],
+    places: Float[Tensor, "n_max N"] | None,
+    ctx: Context,
+    observe: Observer | None = None,
+) -> Float[Tensor, "batch n out"]:
+    """Logits from the table of reads (a masked machine's or a random one's)."""
+    heads, out = recipe.attention.heads, recipe.network_class.outputs
+    probes, kept = _columns(recipe)
+    here, rest = (F.embedding(tokens, part) for part in (table[:, : probes + kept], table[:, probes + kept :]))
+    if places is not None:
+        here, rest = (
+            x + F.embedding(ctx.positions, part) for x, part in ((here, places[:, : probes + kept]), (rest, places[:, probes + kept :]))
+        )
+    logits: Any = 0
+    for layer in range(recipe.layers):
+        own = here[..., :probes].unflatten(-1, (heads, -1))
+        pattern = attention_pattern(recipe.attention, own, ctx)
+        if observe is not None:
+            observe(layer, own, pattern)
+        if kept:
+            logits = logits + here[..., probes:]
+            pattern = pattern + torch.eye(tokens.shape[1], dtype=pattern.dtype, device=pattern.device)
+        last = layer == recipe.layers - 1
+        here, rest = _Step.apply(pattern, rest, out if last else probes + kept)  # type: ignore[misc]
+    return logits + here
+
+
+def attention_pattern(attention: Attention, own: Float[Tensor, "batch n heads reads"], ctx: Context) -> Float[Tensor, "batch heads n n"]:
+    """What the heads make of their reads."""
+    return attention(None, own, ctx).weights
+
+
+def _columns(recipe: FrozenRecipe) -> tuple[int, int]:
+    """How many columns a node has for its reads, and how many for what U reads of them at the end."""
+    probes = recipe.attention.heads * recipe.attention.reads
+    return probes, recipe.network_class.outputs if recipe.residual else 0
+
+
+def masked_table(recipe: FrozenRecipe, rows: Float[Tensor, "rows m"], readout: Float[Tensor, "m out"]) -> Float[Tensor, "rows N"]:
+    """The reads of the masked machine's tree: its coordinates are the tree's, the leaves are multiplied by their rows of U, and with a skip each
+    node has what U reads of its own columns."""
+    tree, heads = Tree.of(recipe.network_class), recipe.attention.heads
+    probes, kept = _columns(recipe)
+    sizes: list[int] = []
+
+    def walk(s: int) -> None:
+        sizes.append(probes if s < recipe.layers else tree.outputs)
+        for _ in range(heads if s < recipe.layers else 0):
+            walk(s + 1)
+
+    walk(0)
+    blocks = zip(rows.split(sizes, dim=1), readout.split(sizes, dim=0), strict=True)
+
+    def node(s: int) -> list[Tensor]:
+        columns, outputs = next(blocks)
+        if s == recipe.layers:
+            return [columns @ outputs]
+        own = [columns, columns @ outputs] if kept else [columns]
+        return own + [part for _ in range(heads) for part in node(s + 1)]
+
+    return torch.cat(node(0), dim=1)
+
+
+def random_table(
+    recipe: FrozenRecipe,
+    rows: Float[Tensor, "rows m"],
+    readout: Float[Tensor, "m out"],
+    reads: Float[Tensor, "m reads"],
+    routes: Sequence[Sequence[Float[Tensor, "m m"]]],
+    order: Int[Tensor, "N"],
+) -> Float[Tensor, "rows N"]:
+    """``rows R_all`` in the tree's order: of R_all only the leaves depend on U, ``R_V[1,p1] .. R_V[L,pL] U``, and are rebuilt, right to left;
+    ``reads`` are its other columns."""
+    leaves = readout
+    for layer in reversed(routes):
+        leaves = torch.cat([route @ leaves for route in layer], dim=1)
+    return torch.cat((rows @ reads, rows @ leaves), dim=1)[:, order]

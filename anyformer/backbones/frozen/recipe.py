@@ -1,0 +1,127 @@
+"""Recipes of the machines on which programs are learned: a class of attention-only transformers, and what the experiments add to it.
+
+    layer    X <- [X +] sum_h A_h Y R_V[l,h],   A_h = softmax((Y R_Q[l,h]) (Y R_K[l,h])^T / sqrt(d)),     Y = X, or LayerNorm(X) over all m
+    MLP      X <- [X +] act(Y W_1) W_2          W_1 (m, r), W_2 (r, m) random and frozen
+    logits = Y U                                U (m, d_in), the program's
+
+Nothing here depends on a target. (Fixed Universal Transformers, arXiv 2605.31423, experiments; what it leaves open is a field.)
+"""
+
+from dataclasses import dataclass
+
+
+from anyformer.backbones.random_backbone import RandomRecipe, required_reads
+from anyformer.backbones.tree import Tree
+from anyformer.classes import NetworkClass, StageClass
+from anyformer.errors import AnyformerError, require_choice, require_size
+from anyformer.operators import Attention
+from anyformer.operators.functions import FUNCTIONS
+from anyformer.recipe import Recipe
+
+NORMS = (None, "pre", "post")
+
+
+@dataclass(frozen=True, kw_only=True)
+class FrozenRecipe(Recipe):
+    """What both kinds of machine have. ``network_class`` holds L stages of attention alone; its outputs are d_in.
+
+    ``norm`` is a LayerNorm over all m coordinates: "pre" (of what attention and MLP read, and once more before U), "post" (of the stream
+    after each of them) or None. Its gain and bias are 1 and 0 unless a program brings its own. ``mlp`` is r (0: no MLP). ``seed`` draws
+    whatever is random, with the law of PyTorch's linear layers: uniform within 1/sqrt(fan-in).
+    """
+
+    network_class: NetworkClass
+    residual: bool = False
+    norm: str | None = None
+    norm_eps: float = 1e-5
+    mlp: int = 0
+    activation: str = "gelu"
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        owner = type(self).__name__
+        require_choice(owner, "norm", self.norm, NORMS)
+        require_choice(owner, "residual", self.residual, (True, False))
+        require_choice(owner, "activation", self.activation, tuple(FUNCTIONS))
+        require_size(owner, "mlp", self.mlp, 0)
+        require_size(owner, "seed", self.seed, 0)
+        if self.seed >= 2**64:
+            raise AnyformerError(f"{owner}: seed must be below 2^64, got {self.seed}")
+        if not (isinstance(self.norm_eps, float) and self.norm_eps > 0):
+            raise AnyformerError(f"{owner}: norm_eps must be a positive number, got {self.norm_eps!r}")
+        if not isinstance(self.network_class, NetworkClass) or not all(map(_attends_alone, self.network_class.stages)):
+            raise AnyformerError(f"{owner}: the class must be layers of attention alone; residual, norm and mlp are fields here")
+        first = self.network_class.stages[0].attention if self.network_class.stages else None
+        if first is None or any(stage.attention != first for stage in self.network_class.stages):
+            raise AnyformerError(f"{owner}: all layers must have the same attention, and there must be at least one")
+
+    @property
+    def attention(self) -> Attention:
+        """The attention of every layer."""
+        attention = self.network_class.stages[0].attention
+        assert attention is not None
+        return attention
+
+    @property
+    def layers(self) -> int:
+        """L."""
+        return len(self.network_class.stages)
+
+    @property
+    def m(self) -> int:
+        """The width of the stream."""
+        raise NotImplementedError
+
+    @property
+    def norms(self) -> int:
+        """How many LayerNorms a run has."""
+        each = self.layers * (2 if self.mlp else 1)
+        return {None: 0, "pre": each + 1, "post": each}[self.norm]
+
+    @property
+    def folds(self) -> bool:
+        """Whether a run needs the reads of a tree alone, never the stream of width m."""
+        return self.norm is None and not self.mlp and not self.residual
+
+
+@dataclass(frozen=True, kw_only=True)
+class FrozenMaskedRecipe(FrozenRecipe):
+    """The 0/1 maps of Theorem 3.1 in the masked layout: R_V is a diagonal of 0 and 1, reads sum over prefixes; m is the path tree's width."""
+
+    @property
+    def m(self) -> int:
+        return Tree.of(self.network_class).width
+
+    @property
+    def folds(self) -> bool:
+        return self.norm is None and not self.mlp
+
+
+@dataclass(frozen=True, kw_only=True)
+class FrozenRandomRecipe(FrozenRecipe):
+    """Dense random R_Q, R_K (m, d) and R_V (m, m): those of a :class:`~anyformer.backbones.random_backbone.Random` machine."""
+
+    width: int
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_size("FrozenRandomRecipe", "width", self.width)
+
+    @property
+    def m(self) -> int:
+        return self.width
+
+    def maps(self) -> RandomRecipe:
+        """The recipe of the random machine with the same R_Q, R_K, R_V."""
+        return RandomRecipe(self.network_class, self.width, "uniform", self.seed)
+
+    @property
+    def programmable(self) -> bool:
+        """Whether the width lets every target of the class be compiled."""
+        return self.folds and self.width >= required_reads(self.network_class)
+
+
+def _attends_alone(stage: StageClass) -> bool:
+    """Whether a stage is one bank of plain attention with general maps."""
+    banks = stage.branches
+    return len(banks) == 1 and isinstance(banks[0].operator, Attention) and banks[0].map == "general" and not stage.shared

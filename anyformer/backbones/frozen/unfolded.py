@@ -1,0 +1,194 @@
+"""The run of a stream of width m: where a norm (or an MLP) looks at all coordinates, nothing folds.
+
+    X <- [X +] sum_h A_h Y R_V[l,h]:   0/1 maps move blocks of columns, ``X[block] += A_h Y[block]``; random ones multiply, ``(A_h Y) R_V``
+
+The same operators as everywhere form the patterns. Each kind of map is one differentiable step that copies no block.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from anyformer.backbones.frozen.folded import Observer, attention_pattern
+from anyformer.backbones.frozen.recipe import FrozenRecipe
+from anyformer.backbones.tree import Tree
+from anyformer.operators import Context
+from anyformer.operators.functions import scalar_function
+
+
+class LayerMaps:
+    """What a layer reads and how its heads route."""
+
+    def read(self, y: Float[Tensor, "batch n m"]) -> Float[Tensor, "batch n reads"]:
+        """``Y [R_Q R_K]`` of all heads."""
+        raise NotImplementedError
+
+    def route(self, patterns: Tensor, y: Tensor, onto: Tensor | None) -> Float[Tensor, "batch n m"]:
+        """``[onto +] sum_h A_h Y R_V[h]``."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class BlockMaps(LayerMaps):
+    """0/1 maps: reads are sums of the blocks at ``read_at``, head h carries the blocks at ``child_at[h]`` (``width`` columns each) in place."""
+
+    probes: int
+    read_at: tuple[int, ...]
+    child_at: tuple[tuple[int, ...], ...]
+    width: int
+
+    def read(self, y: Tensor) -> Tensor:
+        return _Sum.apply(y, self.read_at, self.probes)  # type: ignore[return-value]
+
+    def route(self, patterns: Tensor, y: Tensor, onto: Tensor | None) -> Tensor:
+        return _MoveBlocks.apply(patterns, y, onto, self.child_at, self.width)  # type: ignore[return-value]
+
+
+@dataclass(frozen=True, eq=False)
+class DenseMaps(LayerMaps):
+    """Dense random maps: ``reads`` (m, H 2d) and ``routes`` (H, m, m), perhaps in a shorter dtype than the stream's."""
+
+    reads: Float[Tensor, "m reads"]
+    routes: Sequence[Float[Tensor, "m m"]]
+
+    def read(self, y: Tensor) -> Tensor:
+        return y @ self.reads.to(y.dtype)
+
+    def route(self, patterns: Tensor, y: Tensor, onto: Tensor | None) -> Tensor:
+        return _Multiply.apply(patterns, y, onto, *self.routes)  # type: ignore[return-value]
+
+
+def block_maps(recipe: FrozenRecipe) -> list[BlockMaps]:
+    """Where the masked machine's blocks stand, layer by layer: the nodes at depth l - 1 hold what layer l reads."""
+    tree, heads = Tree.of(recipe.network_class), recipe.attention.heads
+    nodes, maps = [0], []
+    for s in range(recipe.layers):
+        child_at, width = tree.banks(s)[0].child_at, tree.widths[s + 1]
+        children = tuple(tuple(at + child_at + h * width for at in nodes) for h in range(heads))
+        maps.append(BlockMaps(tree.stages[s].probes, tuple(nodes), children, width))
+        nodes = [at for head in children for at in head]
+    return maps
+
+
+class _Sum(torch.autograd.Function):
+    """The sum of equally wide blocks of columns."""
+
+    @staticmethod
+    def forward(ctx: Any, y: Tensor, starts: tuple[int, ...], width: int) -> Tensor:
+        ctx.shape, ctx.starts = y.shape, starts
+        total = y[..., starts[0] : starts[0] + width].clone()
+        for at in starts[1:]:
+            total += y[..., at : at + width]
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
+        out = gradients[0].new_zeros(ctx.shape)
+        for at in ctx.starts:
+            out[..., at : at + gradients[0].shape[-1]] = gradients[0]
+        return out, None, None
+
+
+class _MoveBlocks(torch.autograd.Function):
+    """``[onto +] sum_h A_h Y diag(mask_h)``: a mask is some blocks of columns."""
+
+    @staticmethod
+    def forward(ctx: Any, patterns: Tensor, y: Tensor, onto: Tensor | None, starts: tuple[tuple[int, ...], ...], width: int) -> Tensor:
+        out = torch.zeros_like(y) if onto is None else onto.clone()
+        for h, blocks in enumerate(starts):
+            for at in blocks:
+                block = slice(at, at + width)
+                out[..., block].baddbmm_(patterns[:, h], y[..., block])
+        ctx.save_for_backward(patterns, y)
+        ctx.starts, ctx.width, ctx.onto = starts, width, onto is not None
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        patterns, y = ctx.saved_tensors
+        gradient = gradients[0]
+        to_y, to_patterns = torch.zeros_like(y), torch.zeros_like(patterns)
+        for h, blocks in enumerate(ctx.starts):
+            for at in blocks:
+                block = slice(at, at + ctx.width)
+                torch.bmm(patterns[:, h].mT, gradient[..., block], out=to_y[..., block])
+                to_patterns[:, h].baddbmm_(gradient[..., block], y[..., block].mT)
+        return to_patterns, to_y, gradient if ctx.onto else None, None, None
+
+
+class _Multiply(torch.autograd.Function):
+    """``[onto +] sum_h (A_h Y) R_h`` for fixed R_h (m, m)."""
+
+    @staticmethod
+    def forward(ctx: Any, patterns: Tensor, y: Tensor, onto: Tensor | None, *routes: Tensor) -> Tensor:
+        out = torch.zeros_like(y) if onto is None else onto.clone()
+        for h, route in enumerate(routes):
+            _add_product(out, patterns[:, h] @ y, route)
+        ctx.save_for_backward(patterns, y, *routes)
+        ctx.onto = onto is not None
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        patterns, y, *routes = ctx.saved_tensors
+        gradient = gradients[0].contiguous()
+        to_y, to_patterns = torch.zeros_like(y), torch.empty_like(patterns)
+        for h, route in enumerate(routes):
+            mixed = (gradient.to(route.dtype) @ route.mT).to(y.dtype)
+            torch.bmm(mixed, y.mT, out=to_patterns[:, h])
+            to_y.baddbmm_(patterns[:, h].mT, mixed)
+        return to_patterns, to_y, gradient if ctx.onto else None, *(None for _ in routes)
+
+
+def _add_product(onto: Tensor, x: Tensor, matrix: Tensor) -> None:
+    """``onto += x matrix``, in the matrix's dtype."""
+    if matrix.dtype == onto.dtype:
+        onto.flatten(0, 1).addmm_(x.flatten(0, 1), matrix)
+    else:
+        onto += x.to(matrix.dtype) @ matrix
+
+
+def unfolded_logits(
+    recipe: FrozenRecipe,
+    maps: Sequence[LayerMaps],
+    mlps: Sequence[tuple[Tensor, Tensor]],
+    tokens: Int[Tensor, "batch n"],
+    rows: Float[Tensor, "vocab m"],
+    places: Float[Tensor, "n_max m"] | None,
+    readout: Float[Tensor, "m out"],
+    norms: Float[Tensor, "norms 2 m"] | None,
+    ctx: Context,
+    observe: Observer | None = None,
+) -> Float[Tensor, "batch n out"]:
+    """Logits, layer by layer. ``norms`` are gains and biases, in the order of the run; None: 1 and 0."""
+    x = F.embedding(tokens, rows)
+    if places is not None:
+        x = x + F.embedding(ctx.positions, places)
+    weights = iter([(None, None)] * recipe.norms if norms is None else [(gain, bias) for gain, bias in norms])
+
+    def normed(x: Tensor) -> Tensor:
+        gain, bias = next(weights)
+        return F.layer_norm(x, x.shape[-1:], gain, bias, recipe.norm_eps)
+
+    pre, post = recipe.norm == "pre", recipe.norm == "post"
+    for layer, layer_maps in enumerate(maps):
+        y = normed(x) if pre else x
+        own = layer_maps.read(y).unflatten(-1, (recipe.attention.heads, -1))
+        pattern = attention_pattern(recipe.attention, own, ctx)
+        if observe is not None:
+            observe(layer, own, pattern)
+        x = layer_maps.route(pattern, y, x if recipe.residual else None)
+        x = normed(x) if post else x
+        if mlps:
+            into, out = mlps[layer]
+            y = normed(x) if pre else x
+            hidden = scalar_function(recipe.activation)((y.to(into.dtype) @ into).to(y.dtype))
+            written = (hidden.to(out.dtype) @ out).to(y.dtype)
+            x = x + written if recipe.residual else written
+            x = normed(x) if post else x
+    return (normed(x) if pre else x) @ readout
