@@ -61,7 +61,7 @@ def write_folder(folder: str | Path, kind: str, about: dict[str, Any], tensors: 
         raise AnyformerError(f"{folder} is a file, a folder was expected; choose another name")
     if any((folder / name).exists() for name in (MODEL, CONFIG, CARD)) and _kind_of(folder) != kind:
         raise AnyformerError(f"{folder} already holds something that is not an {kind}; choose another folder")
-    tensors = _apart(tensors)
+    tensors = apart(tensors)
     config = {"format": kind, "format_version": FORMAT, "tensors_sha256": checksum(tensors)} | about
     text = _canonical(config)
     try:
@@ -82,7 +82,34 @@ def write_folder(folder: str | Path, kind: str, about: dict[str, Any], tensors: 
             os.replace(following[name], folder / name)
 
 
-def _apart(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+def write_text(path: Path, text: str) -> None:
+    """Replace a small file, atomically."""
+    following = path.with_name(f".{path.name}.next")
+    try:
+        with open(following, "w", encoding="utf-8") as handle:
+            handle.write(text)
+            handle.flush()
+            os.fsync(handle.fileno())
+        os.replace(following, path)
+    except BaseException:
+        following.unlink(missing_ok=True)
+        raise
+    flush_folder(path.parent)
+
+
+def flush_folder(folder: Path) -> None:
+    """Make renames in ``folder`` last through a power cut, where the system can."""
+    try:
+        handle = os.open(folder, os.O_RDONLY)
+    except OSError:  # folders cannot be opened on this system
+        return
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def apart(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     """On the CPU, contiguous, and each with memory of its own (tied weights are stored twice)."""
     seen: set[int] = set()
     out = {}

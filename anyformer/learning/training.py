@@ -1,25 +1,32 @@
 """Training an ordinary module on a task.
 
-    minimise   mean over scored positions of  -log softmax(logits)[label]       AdamW, gradient norm clipped
+    minimise   mean over scored positions of  -log softmax(logits)[label]       gradient norm clipped
     cosine     rate(s) = peak min(1, (s + 1) / warm_up) (1 + cos(pi f)) / 2,  f: share done since the warm-up
     one-cycle  rate(s) goes from peak / 25 to peak over the warm-up, then to peak / 10,000, along half cosines
 
 Fresh batches for ever; accuracy is taken on a held-out set that is the same for every run. With one torch
-thread, the same module and the same configuration give the same bits.
+thread, the same module and the same configuration give the same bits. Step s draws its batch and its dropout from
+(seed, s) alone, so a :class:`Training` that is restored from the state of any step goes on with the same bits.
 """
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Protocol, runtime_checkable
 
 import torch
 import torch.nn.functional as F
-from torch import nn
+from jaxtyping import Int64, Shaped
+from torch import Tensor, nn
 
 from anyformer.errors import AnyformerError, require_choice, require_size
+from anyformer.learning.optimisation import OPTIMIZERS, Optimizer
+from anyformer.learning.ranks import ALONE, Ranks
+from anyformer.philox import raw
 from anyformer.spec import Spec
-from anyformer.tasks import IGNORED, Task
+from anyformer.tasks import IGNORED, Batch, Task
 
 HELD_OUT = 12345
 """The seed of the held-out set, which no training may use."""
@@ -29,7 +36,12 @@ HELD_OUT = 12345
 class TrainingConfig(Spec):
     """How to train. ``clip`` is the largest gradient norm (None: no clipping); the held-out set has
     ``evaluation_size`` sequences and is scored every ``evaluate_every`` steps and after the last one. With
-    ``stop_at``, training ends once the accuracy is at least that at two evaluations in a row."""
+    ``stop_at``, training ends once the accuracy is at least that at two evaluations in a row.
+
+    ``betas`` are AdamW's (torch's defaults; 0.95 or 0.98 for the second forgets a bad start sooner). ``optimizer``
+    is "adamw", or "muon": Muon for every trained parameter with two dimensions, embedding tables included, AdamW
+    for the others (:mod:`anyformer.learning.optimisation`). Only trained parameters decay.
+    """
 
     steps: int
     batch_size: int = 64
@@ -42,6 +54,8 @@ class TrainingConfig(Spec):
     evaluate_every: int = 100
     evaluation_size: int = 512
     stop_at: float | None = None
+    betas: tuple[float, float] = (0.9, 0.999)
+    optimizer: str = "adamw"
 
     def __post_init__(self) -> None:
         for name in ("steps", "batch_size", "evaluate_every", "evaluation_size"):
@@ -49,12 +63,15 @@ class TrainingConfig(Spec):
         for name in ("warm_up", "seed"):
             require_size("TrainingConfig", name, getattr(self, name), minimum=0)
         require_choice("TrainingConfig", "schedule", self.schedule, ("cosine", "one-cycle"))
+        require_choice("TrainingConfig", "optimizer", self.optimizer, OPTIMIZERS)
         for name in ("learning_rate", "weight_decay", "clip", "stop_at"):
             value, smallest = getattr(self, name), 0.0 if name == "weight_decay" else 1e-12
             optional = name in ("clip", "stop_at")
             if not (optional if value is None else smallest <= value < math.inf):
                 rule = f"a number >= {smallest:g}{' or None' * optional}"
                 raise AnyformerError(f"TrainingConfig: {name} must be {rule}, got {value!r}")
+        if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
+            raise AnyformerError(f"TrainingConfig: betas must be two numbers in [0, 1), got {self.betas!r}")
         if self.warm_up >= self.steps:
             got = f"{self.warm_up} of {self.steps}"
             raise AnyformerError(f"TrainingConfig: warm_up must be below steps, got {got}")
@@ -84,6 +101,179 @@ class History:
     seconds: float = field(compare=False)
 
 
+class Diverged(AnyformerError):
+    """The loss or the gradient is no finite number any more."""
+
+
+@runtime_checkable
+class OwnGradients(Protocol):
+    """A learner that computes its loss and its gradients itself."""
+
+    def gradients(self, inputs: Int64[Tensor, "batch n"], labels: Int64[Tensor, "batch n"], total: int | None = None) -> float:
+        """The cross-entropies of all scored positions, summed, / ``total`` (None: their number); its gradients are
+        added to the ``grad`` of the trained parameters."""
+        ...
+
+
+@dataclass(frozen=True)
+class Record:
+    """One evaluation: after ``step`` steps, the mean loss since the one before, the accuracy, the rate of the last
+    step, and the wall time so far (not compared)."""
+
+    step: int
+    loss: float
+    accuracy: float
+    rate: float
+    seconds: float = field(compare=False)
+
+
+@dataclass(frozen=True, eq=False)
+class TrainingState:
+    """Everything that a training needs to go on: the trained parameters (``w``), the optimizer's memory
+    (``w/exp_avg`` and the like), the losses since the last evaluation, and the evaluations."""
+
+    step: int
+    parameters: dict[str, Shaped[Tensor, "..."]]
+    memory: dict[str, Shaped[Tensor, "..."]]
+    running: tuple[float, ...]
+    records: tuple[Record, ...]
+    stopped_early: bool
+    seconds: float
+
+
+class Training:
+    """A training under way: :meth:`advance` until ``finished``; :meth:`state` and :meth:`restore` between two steps.
+
+    It moves the parameters of ``module`` that require a gradient, in place, and nothing else; the caller's random
+    state is left alone. Raises AnyformerError where nothing is trainable.
+    """
+
+    def __init__(self, module: nn.Module, task: Task, config: TrainingConfig, ranks: Ranks = ALONE):
+        self.module, self.task, self.config, self.ranks = module, task, config, ranks
+        self.named = {name: p for name, p in module.named_parameters() if p.requires_grad}
+        if not self.named:
+            raise AnyformerError("train: no parameter of the module requires a gradient")
+        if config.batch_size < ranks.size:
+            raise AnyformerError(f"train: {ranks.size} processes need at least as many rows a batch, got {config.batch_size}")
+        self.parameters = list(self.named.values())
+        self.device = self.parameters[0].device
+        self.optimizer = Optimizer(self.named, config.optimizer, config.betas, config.weight_decay)
+        self.step, self.stopped_early = 0, False
+        self.running: list[float] = []
+        self.records: list[Record] = []
+        self._begin(0.0)
+
+    def _begin(self, seconds: float) -> None:
+        """Start the clock of this session; ``seconds`` have passed in earlier ones."""
+        self._start, self._first_step, self._earlier = time.perf_counter(), self.step, seconds
+
+    @property
+    def finished(self) -> bool:
+        """Whether the last step is done or ``stop_at`` was reached."""
+        return self.stopped_early or self.step >= self.config.steps
+
+    @property
+    def seconds(self) -> float:
+        """Wall time of all sessions."""
+        return self._earlier + time.perf_counter() - self._start
+
+    @property
+    def steps_per_second(self) -> float:
+        """In this session."""
+        return (self.step - self._first_step) / max(time.perf_counter() - self._start, 1e-9)
+
+    @property
+    def seconds_left(self) -> float:
+        """At the pace of this session."""
+        return 0.0 if self.finished else (self.config.steps - self.step) / max(self.steps_per_second, 1e-9)
+
+    @property
+    def history(self) -> History:
+        """The evaluations so far."""
+        steps, losses, accuracies = (tuple(getattr(r, name) for r in self.records) for name in ("step", "loss", "accuracy"))
+        return History(steps, losses, accuracies, self.stopped_early, self.seconds)
+
+    def state(self) -> TrainingState:
+        """What :meth:`restore` needs; its tensors are this training's own, so use it before the next step."""
+        parameters = {name: p.detach() for name, p in self.named.items()}
+        about = (tuple(self.running), tuple(self.records), self.stopped_early, self.seconds)
+        return TrainingState(self.step, parameters, self.optimizer.state(), *about)
+
+    def restore(self, state: TrainingState) -> None:
+        """Go on from ``state``; raises AnyformerError where it is not of this module."""
+        shapes = {name: tuple(p.shape) for name, p in self.named.items()}
+        if {name: tuple(t.shape) for name, t in state.parameters.items()} != shapes:
+            raise AnyformerError("the state of this training is of other parameters: names or shapes differ")
+        self.optimizer.restore(state.memory)
+        with torch.no_grad():
+            for name, p in self.named.items():
+                p.copy_(state.parameters[name])
+        self.step, self.stopped_early = state.step, state.stopped_early
+        self.running, self.records = list(state.running), list(state.records)
+        self._begin(state.seconds)
+
+    def advance(self) -> Record | None:
+        """One step, and the evaluation where one is due. Raises Diverged where the loss or the gradient is not
+        finite: everything then is as it was before that step."""
+        config, step = self.config, self.step
+        batch = self.task.batch(config.seed, step, config.batch_size)
+        self.module.train()
+        for p in self.parameters:
+            p.grad = None
+        with _drawing(self.device, int(raw(config.seed, step, 1 + self.ranks.rank)[-1])):
+            loss = self.ranks.add(self.parameters, self._gradients(batch))
+        if not math.isfinite(loss):
+            raise Diverged(f"train: the loss is {loss} at step {step}; try a smaller learning_rate or clip")
+        if config.clip is not None:
+            norm = nn.utils.clip_grad_norm_(self.parameters, config.clip).item()
+            if not math.isfinite(norm):
+                raise Diverged(f"train: the gradient's norm is {norm} at step {step}; try a smaller learning_rate")
+        self.optimizer.step(config.rate(step))
+        self.running.append(loss)
+        self.step += 1
+        if self.step % config.evaluate_every and self.step < config.steps:
+            return None
+        with _drawing(self.device, config.seed):
+            accuracy = self.ranks.from_first(lambda: evaluate(self.module, self.task, config.evaluation_size))
+        mean = sum(self.running) / len(self.running)
+        self.records.append(Record(self.step, mean, accuracy, config.rate(step), self.seconds))
+        self.running.clear()
+        last = [record.accuracy for record in self.records[-2:]]
+        self.stopped_early = len(last) > 1 and min(last) >= (config.stop_at or math.inf)
+        return self.records[-1]
+
+    def _gradients(self, batch: Batch) -> float:
+        """The gradients of this rank's share of the batch's mean loss; returns that share."""
+        inputs, labels = (self.ranks.rows(whole).to(self.device) for whole in (batch.inputs, batch.labels))
+        total = int(batch.scored.sum())
+        if isinstance(self.module, OwnGradients):
+            return self.module.gradients(inputs, labels, total)
+        logits = self.module(inputs).flatten(0, 1)
+        if self.ranks.size == 1:
+            loss = F.cross_entropy(logits, labels.flatten(), ignore_index=IGNORED)
+        else:
+            loss = F.cross_entropy(logits, labels.flatten(), ignore_index=IGNORED, reduction="sum") / total
+        loss.backward()
+        return loss.item()
+
+
+@contextmanager
+def _drawing(device: torch.device, seed: int) -> Iterator[None]:
+    """Random draws inside (dropout) come from ``seed``; the states outside are as they were."""
+    cuda = device.type == "cuda"
+    before, before_cuda = torch.get_rng_state(), torch.cuda.get_rng_state(device) if cuda else None
+    try:
+        torch.default_generator.manual_seed(seed)
+        if cuda:
+            with torch.cuda.device(device):
+                torch.cuda.manual_seed(seed)
+        yield
+    finally:
+        torch.set_rng_state(before)
+        if before_cuda is not None:
+            torch.cuda.set_rng_state(before_cuda, device)
+
+
 def train(
     module: nn.Module,
     task: Task,
@@ -95,46 +285,15 @@ def train(
     ``report(step, loss, accuracy, seconds_left)`` is called at each evaluation. Raises AnyformerError where
     nothing is trainable and where the loss is not finite (the module then has the weights before that step).
     """
-    parameters = [p for p in module.parameters() if p.requires_grad]
-    if not parameters:
-        raise AnyformerError("train: no parameter of the module requires a gradient")
-    device, start, was_training = parameters[0].device, time.perf_counter(), module.training
-    optimizer = torch.optim.AdamW(parameters, lr=config.learning_rate, weight_decay=config.weight_decay)
-    steps, losses, accuracies, running, stop = [], [], [], [], False
-    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-        torch.manual_seed(config.seed)  # what dropout draws from
-        try:
-            for step in range(config.steps):
-                module.train()
-                batch = task.batch(config.seed, step, config.batch_size)
-                logits, labels = module(batch.inputs.to(device)), batch.labels.to(device)
-                loss = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=IGNORED)
-                running.append(loss.item())
-                if not math.isfinite(running[-1]):
-                    got = f"the loss is {running[-1]} at step {step}"
-                    raise AnyformerError(f"train: {got}; try a smaller learning_rate or clip")
-                optimizer.zero_grad()
-                loss.backward()
-                if config.clip is not None:
-                    nn.utils.clip_grad_norm_(parameters, config.clip)
-                for group in optimizer.param_groups:
-                    group["lr"] = config.rate(step)
-                optimizer.step()
-                if (step + 1) % config.evaluate_every and step + 1 < config.steps:
-                    continue
-                steps.append(step + 1)
-                losses.append(sum(running) / len(running))
-                accuracies.append(evaluate(module, task, config.evaluation_size))
-                running.clear()
-                stop = len(steps) > 1 and min(accuracies[-2:]) >= (config.stop_at or math.inf)
-                if report is not None:
-                    left = (time.perf_counter() - start) / (step + 1) * (config.steps - step - 1)
-                    report(step + 1, losses[-1], accuracies[-1], 0.0 if stop else left)
-                if stop:
-                    break
-        finally:
-            module.train(was_training)
-    return History(tuple(steps), tuple(losses), tuple(accuracies), stop, time.perf_counter() - start)
+    was_training, training = module.training, Training(module, task, config)
+    try:
+        while not training.finished:
+            record = training.advance()
+            if record is not None and report is not None:
+                report(record.step, record.loss, record.accuracy, training.seconds_left)
+    finally:
+        module.train(was_training)
+    return training.history
 
 
 @torch.no_grad()
