@@ -1,0 +1,145 @@
+"""The paper's learned models: sizes, published figures, and the configuration that trains each of them here.
+
+    five tasks x {attention only, + residual & LayerNorm} x {sparse, random, fully trained}       (Table 1)
+    two tasks x five variants of the machine x {sparse, random, fully trained}                     (Table 2, the ablation)
+
+The paper gives H, L, d and m; every other choice is ours and is written in a configuration. (Fixed Universal Transformers, arXiv 2605.31423.)
+"""
+
+from dataclasses import dataclass, replace
+
+from anyformer.backbones.frozen import FrozenMasked, FrozenRandom
+from anyformer.errors import require_choice
+from anyformer.learning.frozen_machine import FrozenMachine
+from anyformer.learning.models import FullyTrained, Model
+from anyformer.learning.runs import RunConfig
+from anyformer.learning.training import TrainingConfig
+from anyformer.targets.reading import network_class
+from anyformer.targets.transformer import TransformerConfig
+from anyformer.tasks import Dyck, KHop, Task
+
+KINDS = ("sparse", "random", "full")
+PROFILES = ("quick", "paper")
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """H, L, d of the paper, and its m; d_in is the vocabulary."""
+
+    heads: int
+    layers: int
+    head_dim: int
+    width: int
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A row of the ablation: what a layer has beside attention."""
+
+    residual: bool = False
+    norm: bool = False
+    mlp: bool = False
+
+
+SIZES = {
+    "dyck": Sizes(4, 2, 24, 1024),
+    "1-hop": Sizes(2, 2, 28, 456),
+    "2-hop": Sizes(2, 3, 28, 1024),
+    "3-hop": Sizes(2, 4, 30, 2280),
+    "4-hop": Sizes(2, 4, 30, 2280),
+}
+VARIANTS = {
+    "none": Variant(),
+    "residual": Variant(residual=True),
+    "residual+norm": Variant(residual=True, norm=True),
+    "residual+mlp": Variant(residual=True, mlp=True),
+    "residual+mlp+norm": Variant(residual=True, norm=True, mlp=True),
+}
+PAPER: dict[tuple[str, str, str], float] = {
+    (task, norm, kind): figure
+    for task, figures in {
+        "dyck": ((100.0, 94.4, 100.0), (100.0, 100.0, 93.0)),
+        "1-hop": ((30.2, 29.4, 8.4), (100.0, 96.1, 100.0)),
+        "2-hop": ((33.2, 30.5, 51.8), (100.0, 85.7, 100.0)),
+        "3-hop": ((39.2, 32.6, 99.5), (100.0, 92.6, 100.0)),
+        "4-hop": ((39.4, 35.2, 95.6), (100.0, 89.2, 100.0)),
+    }.items()
+    for norm, row in zip(("none", "residual+norm"), figures, strict=True)
+    for kind, figure in zip(KINDS, row, strict=True)
+} | {
+    ("dyck", "residual", "sparse"): 100.0,
+    ("dyck", "residual", "random"): 95.4,
+    ("dyck", "residual+mlp", "sparse"): 100.0,
+    ("dyck", "residual+mlp", "random"): 100.0,
+    ("dyck", "residual+mlp+norm", "sparse"): 100.0,
+    ("dyck", "residual+mlp+norm", "random"): 100.0,
+    ("2-hop", "residual", "sparse"): 53.8,
+    ("2-hop", "residual", "random"): 54.3,
+    ("2-hop", "residual", "full"): 58.4,
+    ("2-hop", "residual+mlp", "sparse"): 54.6,
+    ("2-hop", "residual+mlp", "random"): 54.1,
+    ("2-hop", "residual+mlp", "full"): 100.0,
+    ("2-hop", "residual+mlp+norm", "sparse"): 100.0,
+    ("2-hop", "residual+mlp+norm", "random"): 66.2,
+    ("2-hop", "residual+mlp+norm", "full"): 100.0,
+}
+"""Published accuracy in per cent, by task, variant and model."""
+
+
+def task_called(name: str) -> Task:
+    """The task of a row."""
+    require_choice("a table", "task", name, tuple(SIZES))
+    return Dyck() if name == "dyck" else KHop(hops=int(name[0]))
+
+
+def run_config(task: str, variant: str, kind: str, profile: str, seed: int) -> RunConfig:
+    """What trains one cell of a table."""
+    require_choice("a table", "variant", variant, tuple(VARIANTS))
+    require_choice("a table", "model", kind, KINDS)
+    require_choice("a table", "profile", profile, PROFILES)
+    made = task_called(task)
+    return RunConfig(task=made, model=model_of(task, variant, kind, seed), training=training_of(task, variant, kind, profile, seed))
+
+
+def model_of(task: str, variant: str, kind: str, seed: int) -> Model:
+    """A frozen machine of the paper's size, or for "full" an ordinary transformer of H heads of width d, D = H d features."""
+    sizes, what, made = SIZES[task], VARIANTS[variant], task_called(task)
+    config = TransformerConfig(
+        vocab=made.vocab,
+        heads=sizes.heads,
+        layers=sizes.layers,
+        head_dim=sizes.head_dim,
+        features=made.vocab,
+        causal=True,
+    )
+    if kind == "full":
+        features = sizes.heads * sizes.head_dim
+        return FullyTrained(
+            config=replace(
+                config,
+                features=features,
+                residual=what.residual,
+                norm="layer" if what.norm else None,
+                mlp=4 * features if what.mlp else 0,
+                positions="learned",
+                max_length=made.length,
+            )
+        )
+    options = {"residual": what.residual, "norm": "pre" if what.norm else None, "mlp": sizes.width if what.mlp else 0, "seed": seed}
+    machine = FrozenMasked if kind == "sparse" else FrozenRandom
+    return FrozenMachine(recipe=machine.recipe_for(network_class(config), **options))
+
+
+def training_of(task: str, variant: str, kind: str, profile: str, seed: int) -> TrainingConfig:
+    """AdamW, batch 64. With a norm: rate 1e-3, cosine. Without: one cycle up to 3e-3 (the choices are measured in docs/learning.md)."""
+    normed = VARIANTS[variant].norm
+    return TrainingConfig(
+        steps=4000 if profile == "paper" else 300,
+        learning_rate=1e-3 if normed else 3e-3,
+        schedule="cosine" if normed else "one-cycle",
+        warm_up=100 if normed else 400,
+        seed=seed,
+        evaluate_every=100,
+        evaluation_size=1024 if task == "dyck" else 256,
+        stop_at=1.0 if task == "dyck" else 0.999,
+    )
