@@ -24,8 +24,8 @@ from anyformer.operators.functions import scalar_function
 class LayerMaps:
     """What a layer reads and how its heads route."""
 
-    def read(self, y: Float[Tensor, "batch n m"]) -> Float[Tensor, "batch n reads"]:
-        """``Y [R_Q R_K]`` of all heads."""
+    def read(self, y: Float[Tensor, "batch n m"]) -> tuple[Float[Tensor, "batch n reads"], Float[Tensor, "batch n m"]]:
+        """``Y [R_Q R_K]`` of all heads, and Y itself, to be routed."""
         raise NotImplementedError
 
     def route(self, patterns: Tensor, y: Tensor, onto: Tensor | None) -> Float[Tensor, "batch n m"]:
@@ -42,7 +42,7 @@ class BlockMaps(LayerMaps):
     child_at: tuple[tuple[int, ...], ...]
     width: int
 
-    def read(self, y: Tensor) -> Tensor:
+    def read(self, y: Tensor) -> tuple[Tensor, Tensor]:
         return _Sum.apply(y, self.read_at, self.probes)  # type: ignore[return-value]
 
     def route(self, patterns: Tensor, y: Tensor, onto: Tensor | None) -> Tensor:
@@ -56,8 +56,8 @@ class DenseMaps(LayerMaps):
     reads: Float[Tensor, "m reads"]
     routes: Sequence[Float[Tensor, "m m"]]
 
-    def read(self, y: Tensor) -> Tensor:
-        return y @ self.reads.to(y.dtype)
+    def read(self, y: Tensor) -> tuple[Tensor, Tensor]:
+        return y @ self.reads.to(y.dtype), y
 
     def route(self, patterns: Tensor, y: Tensor, onto: Tensor | None) -> Tensor:
         return _Multiply.apply(patterns, y, onto, *self.routes)  # type: ignore[return-value]
@@ -76,22 +76,23 @@ def block_maps(recipe: FrozenRecipe) -> list[BlockMaps]:
 
 
 class _Sum(torch.autograd.Function):
-    """The sum of equally wide blocks of columns."""
+    """The sum of equally wide blocks of columns of y, and y itself: what comes back for it is the route's own, so the reads' gradient is
+    added in place."""
 
     @staticmethod
-    def forward(ctx: Any, y: Tensor, starts: tuple[int, ...], width: int) -> Tensor:
-        ctx.shape, ctx.starts = y.shape, starts
+    def forward(ctx: Any, y: Tensor, starts: tuple[int, ...], width: int) -> tuple[Tensor, Tensor]:
+        ctx.starts = starts
         total = y[..., starts[0] : starts[0] + width].clone()
         for at in starts[1:]:
             total += y[..., at : at + width]
-        return total
+        return total, y.view_as(y)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
-        out = gradients[0].new_zeros(ctx.shape)
+        to_reads, to_y = gradients
         for at in ctx.starts:
-            out[..., at : at + gradients[0].shape[-1]] = gradients[0]
-        return out, None, None
+            to_y[..., at : at + to_reads.shape[-1]] += to_reads
+        return to_y, None, None
 
 
 class _MoveBlocks(torch.autograd.Function):
@@ -112,12 +113,17 @@ class _MoveBlocks(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         patterns, y = ctx.saved_tensors
         gradient = gradients[0]
-        to_y, to_patterns = torch.zeros_like(y), torch.zeros_like(patterns)
+        to_y, to_patterns = torch.empty_like(y), torch.empty_like(patterns)
+        end = 0
+        for at in sorted(at for blocks in ctx.starts for at in blocks):  # columns that no head carries
+            to_y[..., end:at] = 0
+            end = at + ctx.width
+        to_y[..., end:] = 0
         for h, blocks in enumerate(ctx.starts):
-            for at in blocks:
+            for i, at in enumerate(blocks):
                 block = slice(at, at + ctx.width)
                 torch.bmm(patterns[:, h].mT, gradient[..., block], out=to_y[..., block])
-                to_patterns[:, h].baddbmm_(gradient[..., block], y[..., block].mT)
+                to_patterns[:, h].baddbmm_(gradient[..., block], y[..., block].mT, beta=int(i > 0))
         return to_patterns, to_y, gradient if ctx.onto else None, None, None
 
 
@@ -178,7 +184,8 @@ def unfolded_logits(
     pre, post = recipe.norm == "pre", recipe.norm == "post"
     for layer, layer_maps in enumerate(maps):
         y = normed(x) if pre else x
-        own = layer_maps.read(y).unflatten(-1, (recipe.attention.heads, -1))
+        own, y = layer_maps.read(y)
+        own = own.unflatten(-1, (recipe.attention.heads, -1))
         pattern = attention_pattern(recipe.attention, own, ctx)
         if observe is not None:
             observe(layer, own, pattern)

@@ -1,0 +1,195 @@
+"""Machines for learning: the fast runs against the dense literal form, gradients included; programs; compiling and its refusals."""
+
+import itertools
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import anyformer as af
+from anyformer.backbones import FrozenMasked, FrozenRandom
+from anyformer.backbones.frozen import Frozen, FrozenRecipe
+from anyformer.errors import AnyformerError, OutsideClass
+from anyformer.learning.learner import LearnedProgram
+from anyformer.recipe import Recipe
+from anyformer.tasks import IGNORED
+from anyformer.targets.transformer import TransformerConfig
+
+KINDS = (FrozenMasked, FrozenRandom)
+VOCAB, LENGTH = 5, 6
+
+
+def config(heads: int, layers: int, **more) -> TransformerConfig:
+    return TransformerConfig(vocab=VOCAB, heads=heads, layers=layers, head_dim=3, features=VOCAB, causal=True, **more)
+
+
+def learner(machine: Frozen, seed: int = 0, **options) -> LearnedProgram:
+    made = LearnedProgram(machine, VOCAB, LENGTH, rows=2, **options).double()
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for p in made.parameters():
+            p.copy_(torch.randn(p.shape, generator=generator, dtype=torch.float64) * 0.7)
+    return made
+
+
+def literal_run(made: LearnedProgram, tokens: torch.Tensor, patterns: list | None = None):
+    """Logits of the dense machine, and the parameters that they depend on."""
+    held = {name: p.detach().clone().requires_grad_() for name, p in made.named_parameters()}
+    program = SimpleNamespace(
+        embedding=held["tokens"],
+        position_embedding=held.get("positions"),
+        readout=held["readout"],
+        norms=held.get("norms"),
+    )
+    return made.machine.literal()(tokens, program, patterns=patterns), held
+
+
+VARIANTS = [
+    {"residual": residual, "norm": norm, "mlp": mlp}
+    for residual, norm, mlp in itertools.product((False, True), (None, "pre", "post"), (0, 4))
+]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("options", VARIANTS, ids=str)
+@settings(max_examples=3 if settings.default.max_examples < 200 else 30)
+@given(heads=st.integers(1, 3), layers=st.integers(1, 3), seed=st.integers(0, 99))
+def test_every_run_and_every_gradient_is_the_literal_machines(kind, options, heads, layers, seed):
+    machine = kind.for_class(config(heads, min(layers, 4 - heads)), seed=seed, **options)
+    made = learner(machine, seed, norms=True)
+    generator = torch.Generator().manual_seed(seed)
+    tokens, labels = torch.randint(VOCAB, (2, 3, LENGTH), generator=generator)
+    labels[0, :2] = IGNORED
+    patterns: list[torch.Tensor] = []
+    wanted, held = literal_run(made, tokens, patterns)
+    loss = F.cross_entropy(wanted.flatten(0, 1), labels.flatten())
+    loss.backward()
+    assert made.gradients(tokens, labels) == pytest.approx(loss.item(), abs=1e-10)
+    for name, p in made.named_parameters():
+        torch.testing.assert_close(p.grad, held[name].grad, rtol=1e-10, atol=1e-10)
+    program = made.program()
+    trace = machine.trace(tokens, program)
+    for logits in (made(tokens), machine(tokens, program), trace.logits):
+        torch.testing.assert_close(logits, wanted, rtol=1e-10, atol=1e-10)
+    assert len(trace.patterns) == len(patterns)
+    for got, want in zip(trace.patterns, patterns, strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_padding_is_neutral(kind):
+    machine = kind.for_class(config(2, 2), residual=True, norm="pre")
+    program = learner(machine).program()
+    tokens = torch.randint(VOCAB, (2, 4), generator=torch.Generator().manual_seed(1))
+    padded = torch.cat((torch.zeros(2, 2, dtype=torch.int64), tokens), dim=1)
+    mask = torch.tensor([[False] * 2 + [True] * 4] * 2)
+    torch.testing.assert_close(machine(padded, program, mask=mask)[:, 2:], machine(tokens, program), rtol=1e-10, atol=1e-10)
+
+
+def test_the_papers_widths():
+    sizes = {(4, 2, 24, 4): 1024, (2, 2, 28, 30): 456, (2, 3, 28, 30): 1024, (2, 4, 30, 30): 2280}
+    for (heads, layers, d, vocab), m in sizes.items():
+        c = TransformerConfig(vocab=vocab, heads=heads, layers=layers, head_dim=d, features=vocab, causal=True)
+        network = af.read(af.Transformer(c)).network_class
+        assert [kind.recipe_for(network).m for kind in KINDS] == [m, m]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_target_compiles_and_comes_back(kind):
+    target = af.Transformer(config(2, 2, positions="learned", max_length=LENGTH)).double()
+    machine = kind.for_class(target)
+    program = af.compile(target, machine)
+    tokens = torch.randint(VOCAB, (4, LENGTH), generator=torch.Generator().manual_seed(2))
+    tolerance = 1e-10 if kind is FrozenMasked else 1e-7  # m = N: the condition number of R_all is 1e3 to 1e5
+    torch.testing.assert_close(machine(tokens, program), target(tokens), rtol=tolerance, atol=tolerance)
+    torch.testing.assert_close(machine.literal()(tokens, program), target(tokens), rtol=tolerance, atol=tolerance)
+    torch.testing.assert_close(af.specialize(program)(tokens), target(tokens), rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"norm": "pre"}, "LayerNorm runs over all m"),
+        ({"norm": "post", "residual": True}, "LayerNorm runs over all m"),
+        ({"mlp": 3}, "MLP is random"),
+        ({"residual": True}, "true skip"),
+    ],
+)
+def test_compile_and_specialize_say_why_not(kind, options, reason):
+    machine = kind.for_class(config(2, 2), **options)
+    with pytest.raises(OutsideClass, match=reason):
+        af.compile(af.Transformer(config(2, 2)), machine)
+    with pytest.raises(OutsideClass, match=reason):
+        af.specialize(learner(machine).program())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_learned_program_is_saved_banked_and_run(kind, tmp_path):
+    machine = kind.for_class(config(2, 2), residual=True, norm="pre")
+    programs = {name: learner(machine, seed, norms=seed == 0).program() for seed, name in enumerate(("a", "b"))}
+    tokens = torch.randint(VOCAB, (4, LENGTH), generator=torch.Generator().manual_seed(3))
+    programs["a"].save(tmp_path / "a")
+    again = af.load(tmp_path / "a")
+    assert torch.equal(again.norms, programs["a"].norms) and torch.equal(af.run(again, tokens), machine(tokens, programs["a"]))
+    bank = af.ProgramBank(machine, {"a": tmp_path / "a", "b": programs["b"]})
+    mixed = bank(tokens, programs=["a", "b", "b", "a"])
+    for i, name in enumerate("abba"):
+        assert torch.equal(mixed[i : i + 1], machine(tokens[i : i + 1], programs[name]))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_recipes_are_values(kind):
+    machine = kind.for_class(config(2, 2), residual=True, norm="post", mlp=3, seed=5)
+    assert Recipe.from_json(machine.recipe.to_json()) == machine.recipe
+    assert machine.recipe.machine() == machine and isinstance(machine.recipe, FrozenRecipe)
+    assert machine.cost(7).state == 7 * machine.width
+    assert str(machine.coordinate(0)) and sum(block.count for block in machine.blocks()) == machine.width
+
+
+def test_literal_weights_are_counted():
+    for kind, options in itertools.product(KINDS, VARIANTS):
+        machine = kind.for_class(config(2, 2), **options)
+        literal = machine.literal()
+        matrices = [b for bank in literal.banks for b in bank.buffers()] + [w for pair in literal.mlps for w in pair]
+        assert machine.cost().nonzero_weights == sum(int((w != 0).sum()) for w in matrices)
+
+
+def test_bad_recipes_and_programs():
+    network = af.read(af.Transformer(config(2, 2))).network_class
+    for options, message in (
+        ({"norm": "layer"}, "norm must be one of"),
+        ({"mlp": -1}, "mlp must be"),
+        ({"seed": 2**64}, "below 2\\^64"),
+        ({"activation": "sine"}, "activation must be one of"),
+    ):
+        with pytest.raises(AnyformerError, match=message):
+            FrozenMasked.recipe_for(network, **options)
+    with pytest.raises(AnyformerError, match="attention alone"):
+        FrozenMasked.for_class(af.Transformer(config(2, 2, residual=True)))
+    machine = FrozenMasked.for_class(config(2, 2), residual=True, norm="pre")
+    program = learner(machine, norms=True).program()
+    tokens = torch.zeros(1, 2, dtype=torch.int64)
+    for change, message in (
+        ({"readout": None}, "needs a read-out"),
+        ({"norms": program.norms[:1]}, "3 norms, the program brings 1"),
+    ):
+        with pytest.raises(AnyformerError, match=message):
+            machine(tokens, replace(program, **change))
+    with pytest.raises(AnyformerError, match="position 9 has no row"):
+        machine(tokens, program, positions=torch.tensor([[0, 9]]))
+    with pytest.raises(AnyformerError, match="leaves"):
+        LearnedProgram(FrozenRandom.for_class(config(2, 2)), VOCAB, None, readout="shared")
+
+
+def test_a_shared_readout_is_a_restriction_of_u():
+    machine = FrozenMasked.for_class(config(2, 2))
+    made = learner(machine, readout="shared")
+    full = made.full_readout()
+    leaves = [b.start for b in machine.blocks() if b.what == "output"]
+    assert all(torch.equal(full[at : at + VOCAB], made.readout) for at in leaves)
+    assert int((full != 0).sum()) == len(leaves) * VOCAB * VOCAB
