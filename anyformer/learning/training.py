@@ -19,10 +19,8 @@ from torch import nn
 
 from anyformer.errors import AnyformerError, require_choice, require_size
 from anyformer.spec import Spec
+from anyformer.tasks import HELD_OUT as HELD_OUT
 from anyformer.tasks import IGNORED, Task
-
-HELD_OUT = 12345
-"""The seed of the held-out set, which no training may use."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,9 +137,9 @@ def train(
 
 @torch.no_grad()
 def evaluate(module: nn.Module, task: Task, size: int, seed: int = HELD_OUT, rows: int = 256) -> float:
-    """The accuracy of ``module``, in evaluation mode, on the first ``size`` rows of batch 0 of ``seed``."""
+    """The accuracy of ``module``, in evaluation mode, on the held-out set, or on batch 0 of another ``seed``; ``size`` rows."""
     require_size("evaluate", "size", size)
-    batch = task.batch(seed, 0, size)
+    batch = task.held_out(size) if seed == HELD_OUT else task.batch(seed, 0, size)
     was_training = module.training
     module.eval()
     device = next((p.device for p in module.parameters()), torch.device("cpu"))
