@@ -58,7 +58,8 @@ class FiniteTask(Task):
         return self._slice(self.trained if self.trained < self.rows else 0, self.rows, size)
 
     def training_rows(self, size: int, seed: int = 0) -> Batch:
-        """The first ``size`` training rows, or all of them, each once; ``seed`` is not used."""
+        """The first ``size`` training rows, or all of them, each once, whatever the ``seed``."""
+        self._require_training(seed)
         return self._slice(0, self.trained, size)
 
     def _slice(self, start: int, stop: int, size: int) -> Batch:

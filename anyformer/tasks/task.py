@@ -118,9 +118,12 @@ class Task(Spec, ABC):
 
     def training_rows(self, size: int, seed: int = 0) -> Batch:
         """``size`` rows to fit something simple on. A finite task gives each of its rows once at most."""
+        self._require_training(seed)
+        return self.batch(seed, 0, size)
+
+    def _require_training(self, seed: int) -> None:
         if seed == HELD_OUT:
             raise AnyformerError(f"{type(self).__name__}: seed {HELD_OUT} is the held-out set's, choose another")
-        return self.batch(seed, 0, size)
 
     def show(self, batch: Batch, row: int = 0) -> str:
         """Two lines, names of inputs over names of labels; ``·`` where a position is not scored."""

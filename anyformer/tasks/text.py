@@ -23,7 +23,7 @@ from anyformer.errors import AnyformerError, require_number, require_size
 from anyformer.tasks.finite import permutation
 from anyformer.tasks.task import Batch, Ids, Task, Words, below
 
-Bytes = UInt8[np.ndarray, " bytes"]
+Bytes = UInt8[np.ndarray, "_"]
 
 
 @dataclass(frozen=True, kw_only=True)
