@@ -1,14 +1,36 @@
 """Baselines: against counters and loops, and against the published floors of the tasks."""
 
 import math
+import re
 from collections import Counter, defaultdict
+from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
 
 from anyformer.learning.training import evaluate
-from anyformer.tasks import HELD_OUT, IGNORED, Addition, Batch, Dyck, KHop, Memorisation, ModularAddition, Needle, Task, baselines
+from anyformer.tasks import (
+    HELD_OUT,
+    IGNORED,
+    Addition,
+    Baselines,
+    Batch,
+    Dyck,
+    KHop,
+    Memorisation,
+    ModularAddition,
+    Needle,
+    Task,
+    baselines,
+)
+from anyformer.tasks.listing import listing
+
+
+@pytest.fixture(scope="module")
+def figures() -> dict[str, dict]:
+    """What ``anyformer tasks`` prints, by name; shares of 20,000 rows."""
+    return {task["name"]: task for task in listing()}
 
 
 def slow(task: Task, fit: Batch, score: Batch, wanted: str) -> list[float]:
@@ -51,22 +73,19 @@ def within(share: float, published: float, size: int) -> bool:
     return abs(share - published) <= 4 * math.sqrt(published * (1 - published) / size) + 0.0005
 
 
-def test_the_floors_of_dyck_and_needle():
-    size = 20_000
-    dyck = baselines(Dyck(), size)
-    assert within(dyck.constant["accuracy"], 0.526, size)
-    assert within(dyck.rules["equal counts"]["accuracy"], 0.930, size)
-    assert within(dyck.rules["equal counts, right ends"]["accuracy"], 0.977, size)
-    needle = baselines(Needle(), size)
-    assert within(needle.rules["copy the first value"]["accuracy"], 0.140, size)
-    law = sum(1 / c + (1 - 1 / c) / 127 for c in range(1, 31)) / 30
-    assert within(needle.rules["copy the first value"]["accuracy"], law, size)
-    assert within(needle.constant["accuracy"], 1 / 127, size) and within(needle.position["accuracy"], 1 / 127, size)
+def test_the_floors_of_dyck_and_needle(figures):
+    size, dyck, needle = 20_000, figures["dyck"]["baselines"], figures["needle"]["baselines"]
+    assert within(dyck["constant"]["accuracy"], 0.526, size)
+    assert within(dyck["rules"]["equal counts"]["accuracy"], 0.930, size)
+    assert within(dyck["rules"]["equal counts, right ends"]["accuracy"], 0.977, size)
+    copied, law = needle["rules"]["copy the first value"]["accuracy"], sum(1 / c + (1 - 1 / c) / 127 for c in range(1, 31)) / 30
+    assert within(copied, 0.140, size) and within(copied, law, size)
+    assert within(needle["constant"]["accuracy"], 1 / 127, size) and within(needle["position"]["accuracy"], 1 / 127, size)
 
 
 @pytest.mark.parametrize(("k", "position", "own"), [(1, 28.1, 36.2), (2, 30.0, 52.2), (3, 32.0, 35.8), (4, 34.0, 41.5)])
-def test_the_floors_of_khop(k, position, own):
-    """The published floors are fitted and scored on the same 20,000 sequences: so fitted, ours are equal; scored on others they are
+def test_the_floors_of_khop(k, position, own, figures):
+    """The known floors are fitted and scored on the same 20,000 sequences: so fitted, ours are equal; scored on others they are
     lower, by at most the mean excess of the best of 4 counts, sqrt(2 ln 4 p (1 - p) / n), n = 20,000 for a position, 5,000 for a
     position and letter, p (1 - p) at most 3/16 for four equal letters and 1/4 for any."""
     task, size = KHop(hops=k), 20_000
@@ -75,7 +94,7 @@ def test_the_floors_of_khop(k, position, own):
     counts = torch.bincount(((place * 30 + batch.inputs) * 30 + batch.labels).flatten(), minlength=99 * 900).view(99, 30, 30)
     same = [100 * table.amax(-1).sum().item() / (99 * size) for table in (counts.sum(1), counts)]
     assert same == pytest.approx([position, own], abs=0.2)
-    got = baselines(task, size)
+    got = Baselines(**figures[f"k-hop, hops={k}"]["baselines"])
     excess = [100 * math.sqrt(2 * math.log(4) * pq / n) for pq, n in ((3 / 16, 20_000), (1 / 4, 5_000))]
     for scores, published, most in ((got.position, position, excess[0]), (got.own_token, own, excess[1])):
         assert published - most - 0.2 <= 100 * scores["accuracy"] <= published + 0.2
@@ -149,3 +168,22 @@ def test_an_unseen_context_falls_back_on_the_constant():
 
     found = baselines(Handmade(), 3)
     assert found.constant == {"accuracy": 0.25} and found.position == {"accuracy": 0.25} and found.own_token == {"accuracy": 0.5}
+
+
+def test_the_docs_hold_the_measured_figures(figures):
+    page = (Path(__file__).parent.parent / "docs" / "tasks.md").read_text(encoding="utf-8")
+    rows = [[cell.strip() for cell in line.strip("| ").split("|")] for line in page.splitlines() if line.startswith("| ")]
+    shown = {row[0]: row[1:] for row in rows}
+
+    def cell(scores: dict[str, float]) -> list[str]:
+        return [f"{name} {100 * share:.1f}".removeprefix("accuracy ") for name, share in scores.items()]
+
+    for task in figures.values():
+        sizes, found = shown[task["name"]][:2], task["baselines"]
+        assert list(map(int, re.findall(r"\d+", " ".join(sizes)))) == [
+            *([task["used"]] if task["used"] != task["vocab"] else []), task["vocab"], task["length"]
+        ]  # fmt: skip
+        fitted = [cell(found[kind]) for kind in ("constant", "position", "own_token")]
+        assert [text.split("; ") for text in shown[task["name"]][2:]] == fitted
+        for name, scores in found["rules"].items():
+            assert shown[f"{task['name']}, rule: {name}"][2].split("; ") == cell(scores)
