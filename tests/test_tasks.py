@@ -519,23 +519,25 @@ def test_other_data_seeds_are_other_facts_under_the_same_keys():
 
 
 def test_text_windows(tmp_path):
-    data = bytes(raw(0, 0, 1000).astype(np.uint8))
+    data = bytes(raw(0, 0, 1008).astype(np.uint8))
     (tmp_path / "book").write_bytes(data)
     task = Text(file=str(tmp_path / "book"), length=7, held_out_share=0.25)
     assert task.sha256 == hashlib.sha256(data).hexdigest()
     batch = task.batch(11, 3, 200)
     for word, inputs, labels in zip(raw(11, 3, 200).tolist(), batch.inputs.tolist(), batch.labels.tolist(), strict=True):
-        start = draw(word, 743)
+        start = draw(word, 749)
         assert inputs == list(data[start : start + 7]) and labels == list(data[start + 1 : start + 8])
     held_out = task.held_out(10**6)
-    windows = [data[start : start + 8] for start in range(750, 993, 7)]
+    windows = [
+        data[start : start + 8] for start in range(756, 1001, 7)
+    ]  # 252 bytes: 36 times 7, but the last byte has no successor
     found = [
         bytes([*inputs, labels[-1]]) for inputs, labels in zip(held_out.inputs.tolist(), held_out.labels.tolist(), strict=True)
     ]
     assert sorted(found) == sorted(windows) and found != windows
     assert torch.equal(held_out.labels[:, :-1], held_out.inputs[:, 1:])
-    all_starts = Text(file=task.file, length=7, held_out_share=0.99).batch(0, 0, 500).inputs  # 10 bytes: 3 windows
-    assert set(map(tuple, all_starts.tolist())) == {tuple(data[s : s + 7]) for s in range(3)}
+    all_starts = Text(file=task.file, length=7, held_out_share=0.99).batch(0, 0, 500).inputs  # 11 bytes: 4 windows
+    assert set(map(tuple, all_starts.tolist())) == {tuple(data[s : s + 7]) for s in range(4)}
 
 
 def test_text_names(tmp_path):
