@@ -15,7 +15,7 @@ from typing import Any
 import tyro
 
 from anyformer.errors import AnyformerError
-from anyformer.options import Compile, CostCommand, Demo, Generate, Inspect, Limits, Run, Specialize, Verify
+from anyformer.options import Compile, CostCommand, Demo, Generate, Inspect, Limits, Run, Specialize, Tasks, Verify
 
 
 @dataclass(frozen=True)
@@ -223,6 +223,17 @@ def _draw_chart(path: Path, config: Any, length: int) -> list[Any]:
     return panels
 
 
+def _tasks(options: Tasks) -> tuple[dict[str, Any], int]:
+    from anyformer.tasks.listing import listing
+
+    result = {"rows": options.rows, "tasks": listing(options.rows, None if options.file is None else str(options.file))}
+    if not options.as_json:
+        from anyformer.console import show_tasks
+
+        show_tasks(result)
+    return result, 0
+
+
 def _limits(options: Limits) -> tuple[dict[str, Any], int]:
     from anyformer.console import limits_progress, show_limits
     from anyformer.experiments.limits import run_limits
@@ -243,6 +254,7 @@ COMMANDS: dict[str, Command] = {
     "verify": Command(Verify, _verify, "a program against its target, outputs and attention"),
     "specialize": Command(Specialize, _specialize, "a program becomes an ordinary transformer again"),
     "cost": Command(CostCommand, _cost, "width of every machine for a class"),
+    "tasks": Command(Tasks, _tasks, "what there is to learn, and what it is worth without understanding"),
     "limits": Command(Limits, _limits, "what no fixed machine can do, measured (minutes; --quick: seconds)"),
 }
 """In the order in which a newcomer needs them."""

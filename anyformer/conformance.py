@@ -1,17 +1,22 @@
-"""Conformance: name an operator, inherit the suite of laws that every operator keeps.
+"""Conformance: name an operator or a task, inherit the suite of laws that every one keeps.
 
-    class TestMyOperator(OperatorConformance):
-        operator = MyOperator(...)
+    class TestMyOperator(OperatorConformance):          class TestMyTask(TaskConformance):
+        operator = MyOperator(...)                          task = MyTask(...)
+                                                            sha256 = "..."  # of one batch; the failing test says which
 
-The laws: a value (JSON, hash, digest); linear in the values, ``contract = sum_g apply_g``, part by part; rows of a pattern sum to 1; batch
-rows do not see each other; padding is neutral; float32 agrees with float64; gradients stay finite. And the theorem itself: a
-network with this operator beside a residual branch runs equally as :meth:`Network.run`, as the folded path tree, as a stored
-program, and as the literal 0/1 machines of both; where the operator says that it is cacheable, from a cache as well.
+The laws of an operator: a value (JSON, hash, digest); linear in the values, ``contract = sum_g apply_g``, part by part; rows of a
+pattern sum to 1; batch rows do not see each other; padding is neutral; float32 agrees with float64; gradients stay finite. And the
+theorem itself: a network with this operator beside a residual branch runs equally as :meth:`Network.run`, as the folded path tree, as
+a stored program, and as the literal 0/1 machines of both; where the operator says that it is cacheable, from a cache as well.
+
+The laws of a task: a value; rows that depend on seed, index and row alone, the same bytes for ever; ids and names that fit; a held-out
+set that does not change; accuracies of 1 for the labels and 0 for anything else.
 """
 
 import dataclasses
+import hashlib
 import json
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from jaxtyping import Bool, Float
@@ -24,6 +29,8 @@ from anyformer.errors import AnyformerError
 from anyformer.maps import ConstantMap, DenseMap, IdentityMap, LinearMap, LowRankMap
 from anyformer.network import Branch, Network, Stage
 from anyformer.operators import Attention, Cache, Context, Gate, Identity, Operator
+from anyformer.spec import Spec
+from anyformer.tasks import HELD_OUT, Batch, Task
 
 LENGTH, FEATURES, VOCAB, OUTPUTS = 5, 4, 6, 3
 
@@ -240,6 +247,89 @@ class OperatorConformance:
         close(torch.cat(parts, 1)[mask], machine(tokens, program, mask=mask)[mask])
 
 
+class TaskConformance:
+    """The laws of a task, as tests. A subclass names a ``task`` and the ``sha256`` of one of its batches (inputs, then labels, as
+    little-endian int64): a generator that changes is another task, and every number measured with it is void."""
+
+    task: Task
+    sha256: str
+
+    def test_is_a_value(self) -> None:
+        again = Task.from_json(json.loads(json.dumps(self.task.to_json())))
+        assert again == self.task and again is not self.task
+        assert hash(again) == hash(self.task)
+        assert again.digest() == self.task.digest()
+        for changed in _neighbours(self.task):
+            assert changed.digest() != self.task.digest(), f"{changed} has the digest of {self.task}"
+
+    def test_names_cover_the_ids(self) -> None:
+        names = self.task.token_names
+        assert len(names) == len(set(names)) == self.task.vocab
+        assert all(name and not any(c.isspace() for c in name) for name in names)
+
+    def test_rows(self) -> None:
+        self._check(self.task.batch(3, 5, 64), 64)
+
+    def test_a_row_depends_on_seed_index_and_row_alone(self) -> None:
+        small, large = self.task.batch(3, 5, 64), self.task.batch(3, 5, 97)
+        assert torch.equal(small.inputs, large.inputs[:64]) and torch.equal(small.labels, large.labels[:64])
+        for other in (self.task.batch(3, 6, 64), self.task.batch(4, 5, 64)):
+            assert not torch.equal(small.inputs, other.inputs)
+
+    def test_rows_are_the_same_bytes_for_ever(self) -> None:
+        batch = self.task.batch(seed=2, index=7, size=64)
+        found = hashlib.sha256(torch.stack((batch.inputs, batch.labels)).numpy().astype("<i8").tobytes()).hexdigest()
+        assert found == self.sha256, f"batch(seed=2, index=7, size=64) has sha256 {found}"
+
+    def test_a_larger_vocabulary_does_not_change_the_rows(self) -> None:
+        larger = dataclasses.replace(self.task, vocab=self.task.vocab + 3)
+        ours, theirs = self.task.batch(0, 0, 16), larger.batch(0, 0, 16)
+        assert torch.equal(ours.inputs, theirs.inputs) and torch.equal(ours.labels, theirs.labels)
+        assert larger.token_names[: self.task.vocab] == self.task.token_names
+
+    def test_held_out_and_training_rows(self) -> None:
+        for rows in (self.task.held_out, self.task.training_rows):
+            some, more = rows(5), rows(64)
+            self._check(some, 5, at_most=True)
+            self._check(more, 64, at_most=True)
+            assert torch.equal(some.inputs, more.inputs[:5]) and torch.equal(some.labels, more.labels[:5])
+        try:
+            self.task.training_rows(5, seed=HELD_OUT)
+        except AnyformerError:
+            pass
+        else:
+            raise AssertionError("the seed of the held-out rows gave rows to train on")
+
+    def test_accuracies(self) -> None:
+        batch = self.task.batch(0, 0, 64)
+        counted = self.task.counted(batch)
+        assert next(iter(counted)) == "accuracy" and torch.equal(counted["accuracy"], batch.scored)
+        assert all((batch.scored | ~where).all() for where in counted.values()), "an accuracy looks at an ignored position"
+        right = batch.labels.clamp(min=0)
+        for predicted, share in ((right, 1.0), ((right + 1) % self.task.vocab, 0.0)):
+            logits = torch.nn.functional.one_hot(predicted, self.task.vocab).float()
+            assert set(self.task.accuracies(logits, batch).values()) == {share}
+            assert self.task.accuracy(logits, batch) == share
+
+    def test_rules_predict_ids(self) -> None:
+        batch = self.task.batch(0, 0, 64)
+        for name, rule in self.task.rules().items():
+            predicted = rule(batch.inputs)
+            assert predicted.shape == batch.inputs.shape and predicted.dtype == torch.int64, name
+            assert predicted.min() >= 0 and predicted.max() < self.task.vocab, name
+
+    def _check(self, batch: Batch, size: int, at_most: bool = False) -> None:
+        rows = len(batch.inputs)
+        assert 1 <= rows <= size and (at_most or rows == size)
+        for ids in (batch.inputs, batch.labels):
+            assert ids.shape == (rows, self.task.length) and ids.dtype == torch.int64 and ids.is_contiguous()
+        used = len(self.task.names)
+        assert batch.inputs.min() >= 0 and batch.inputs.max() < used
+        labels = batch.labels[batch.scored]
+        assert labels.min() >= 0 and labels.max() < used
+        assert batch.scored.any(dim=1).all(), "a row without a scored position"
+
+
 def _seeded(seed: int) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
@@ -256,14 +346,17 @@ def _context(mask: Tensor | None, n: int = LENGTH) -> Context:
     return Context.of(torch.zeros(3, n, dtype=torch.long), mask)
 
 
-def _neighbours(op: Operator) -> list[Operator]:
-    """The operator with one number changed, for each of its own fields that is a number and may be changed alone."""
-    found: list[Operator] = []
-    for field in dataclasses.fields(op):  # type: ignore[arg-type]
-        value = getattr(op, field.name)
+S = TypeVar("S", bound=Spec)
+
+
+def _neighbours(spec: S) -> list[S]:
+    """The value with one number changed, for each of its own fields that is a number and may be changed alone."""
+    found: list[S] = []
+    for field in dataclasses.fields(spec):  # type: ignore[arg-type]
+        value = getattr(spec, field.name)
         if isinstance(value, (bool, int, float)):
             try:
-                found.append(dataclasses.replace(op, **{field.name: not value if isinstance(value, bool) else value + 1}))  # type: ignore[type-var]
+                found.append(dataclasses.replace(spec, **{field.name: not value if isinstance(value, bool) else value + 1}))  # type: ignore[type-var]
             except AnyformerError:
                 continue  # this field is tied to another one
     return found

@@ -190,6 +190,29 @@ def show_cost(result: dict[str, Any]) -> None:
     )
 
 
+def show_tasks(result: dict[str, Any]) -> None:
+    """One row a task: sizes, and the accuracy of each baseline in per cent; below, what the rules are."""
+
+    def cell(scores: dict[str, float]) -> str:
+        first, *others = (f"{100 * share:.1f}" for share in scores.values())
+        return first + "".join(f" ({name} {share})" for name, share in zip(list(scores)[1:], others, strict=True))
+
+    table = Table("task", "tokens", "length", "constant", "position", "position and own token")
+    rules = []
+    for task in result["tasks"]:
+        found = task["baselines"]
+        table.add_row(
+            task["name"],
+            str(task["vocab"]) if task["used"] == task["vocab"] else f"{task['used']} of {task['vocab']}",
+            str(task["length"]),
+            *(cell(found[kind]) for kind in ("constant", "position", "own_token")),
+        )
+        rules += [f"{task['name']}, rule {name!r}: {cell(scores)}" for name, scores in found["rules"].items()]
+    OUT.print(table)
+    for rule in rules:
+        show(rule)
+
+
 @contextmanager
 def limits_progress(quiet: bool, quick: bool) -> Iterator[Any]:
     """A bar for each part of ``anyformer limits``; calls ``report(part, done, of)``."""

@@ -165,6 +165,20 @@ class CostCommand:
 
 
 @dataclass(frozen=True)
+class Tasks:
+    """Every task: vocabulary, length, and what predictors reach that understand nothing, in per cent (docs/tasks.md).
+
+    Example: anyformer tasks
+    """
+
+    file: Path | None = None
+    """Also language modelling on this file."""
+    rows: int = 20_000
+    """Rows to fit the predictors on, and as many to score them on; finite tasks are taken whole."""
+    as_json: AsJson = False
+
+
+@dataclass(frozen=True)
 class Limits:
     """What a fixed machine cannot do and what it needs: the lower bound, widths below N, LayerNorm, random weights (docs/limits.md).
 

@@ -100,6 +100,21 @@ def test_cost_has_the_documented_shape(capsys) -> None:
     assert code == 0 and "2280" in out and "2850" in out
 
 
+def test_tasks_have_the_documented_shape(capsys, tmp_path: Path) -> None:
+    (tmp_path / "book").write_bytes(b"to be or not to be, " * 100)
+    result = json_of(capsys, "tasks", "--rows", 50, "--file", tmp_path / "book")
+    assert result["rows"] == 50 and [t["name"] for t in result["tasks"]][-1] == "text"
+    for task in result["tasks"]:
+        found = task["baselines"]
+        assert all(
+            0 <= s["accuracy"] <= 1 for s in (found["constant"], found["position"], found["own_token"], *found["rules"].values())
+        )
+        assert af.tasks.Task.from_json(task["task"]).vocab == task["vocab"] >= task["used"]
+        assert task["row"][0].startswith("inputs") and task["row"][1].startswith("labels")
+    code, out, _ = call(capsys, "tasks", "--rows", 50)
+    assert code == 0 and "k-hop, hops=4" in out and "23 of 30" in out and "rule 'equal counts'" in out and "text" not in out
+
+
 @pytest.mark.parametrize(
     "arguments, message",
     [
@@ -115,6 +130,8 @@ def test_cost_has_the_documented_shape(capsys) -> None:
         (["run", "{program}", "--tokens", "( x )"], "unknown token 'x'; this program knows _ ( ) ?"),
         (["run", "{program}", "--tokens", " "], "no tokens given"),
         (["cost", "--heads", "0", "--layers", "1", "--head-dim", "1", "--features", "1"], "heads must be an integer >= 1"),
+        (["tasks", "--file", "missing"], "Text: missing cannot be read (No such file or directory)"),
+        (["tasks", "--rows", "0"], "size must be an integer >= 1, got 0"),
         (["cost", "--heads", "9", "--layers", "99999", "--head-dim", "1", "--features", "1", "--json"], "more than 4000 digits"),
     ],
 )

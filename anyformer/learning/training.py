@@ -26,10 +26,8 @@ from anyformer.learning.optimisation import OPTIMIZERS, Optimizer
 from anyformer.learning.ranks import ALONE, Ranks
 from anyformer.philox import raw
 from anyformer.spec import Spec
+from anyformer.tasks import HELD_OUT as HELD_OUT
 from anyformer.tasks import IGNORED, Batch, Task
-
-HELD_OUT = 12345
-"""The seed of the held-out set, which no training may use."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -298,9 +296,9 @@ def train(
 
 @torch.no_grad()
 def evaluate(module: nn.Module, task: Task, size: int, seed: int = HELD_OUT, rows: int = 256) -> float:
-    """The accuracy of ``module``, in evaluation mode, on the first ``size`` rows of batch 0 of ``seed``."""
+    """The accuracy of ``module``, in evaluation mode, on the held-out set, or on batch 0 of another ``seed``; ``size`` rows."""
     require_size("evaluate", "size", size)
-    batch = task.batch(seed, 0, size)
+    batch = task.held_out(size) if seed == HELD_OUT else task.batch(seed, 0, size)
     was_training = module.training
     module.eval()
     device = next((p.device for p in module.parameters()), torch.device("cpu"))

@@ -8,13 +8,16 @@ Many strings are balanced ones with brackets swapped or flipped here and there, 
 not reject the test set's strings in training (that starves it of short strings).
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
+import torch
 from jaxtyping import Bool, Int64
+from torch import Tensor
 
-from anyformer.tasks.task import IGNORED, Ids, Task, Words, below, geometric
+from anyformer.tasks.task import IGNORED, Batch, Ids, Rule, Task, Words, below, geometric
 
 PAIRS = 30
 _LONGEST = 2 * PAIRS
@@ -32,6 +35,8 @@ class Dyck(Task):
     2. mu odd: r times (P(r) = 2^-r) draw positions p, q and swap their brackets if p < q.
     3. mu >= 2: r times (the same law, doubled with probability 2/3) flip the bracket at a position.
     4. balanced iff no prefix has more ``)`` than ``(`` and the totals agree.
+
+    Short strings come often; the accuracy ``unique`` counts each different string of a batch once.
     """
 
     vocab: int = 4
@@ -72,6 +77,28 @@ class Dyck(Task):
         inputs[rows, sizes] = QUERY
         labels[rows, sizes] = np.where(balanced, CLOSE, OPEN)
         return inputs, labels
+
+    def counted(self, batch: Batch) -> dict[str, Bool[Tensor, "batch n"]]:
+        _, first = np.unique(batch.inputs.cpu().numpy(), axis=0, return_index=True)
+        unique = torch.zeros_like(batch.scored)
+        unique[torch.from_numpy(first)] = True
+        return super().counted(batch) | {"unique": unique & batch.scored}
+
+    def rules(self) -> Mapping[str, Rule]:
+        return {"equal counts": _equal_counts, "equal counts, right ends": _right_ends}
+
+
+def _equal_counts(inputs: Int64[Tensor, "batch n"]) -> Int64[Tensor, "batch n"]:
+    """Balanced iff there are as many ``(`` as ``)``."""
+    equal = (inputs == OPEN).sum(1) == (inputs == CLOSE).sum(1)
+    return torch.where(equal, CLOSE, OPEN)[:, None].expand(inputs.shape)
+
+
+def _right_ends(inputs: Int64[Tensor, "batch n"]) -> Int64[Tensor, "batch n"]:
+    """The same, and the first is ``(`` and the last ``)``."""
+    last = inputs.gather(1, (inputs == QUERY).int().argmax(1, keepdim=True) - 1)
+    right = (inputs[:, :1] == OPEN) & (last == CLOSE)
+    return torch.where(right, _equal_counts(inputs), OPEN)
 
 
 def _balanced(tree: Words, pairs: Int64[np.ndarray, " batch"]) -> Bool[np.ndarray, "batch longest"]:

@@ -14,10 +14,11 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
-from jaxtyping import Int64
+from jaxtyping import Bool, Int64
+from torch import Tensor
 
 from anyformer.errors import AnyformerError, require_size
-from anyformer.tasks.task import Ids, Task, Words, below
+from anyformer.tasks.task import Batch, Ids, Task, Words, below
 
 LETTERS, LENGTH, MOST_HOPS = 4, 100, 16
 FIRST_LETTER = MOST_HOPS + 1
@@ -29,7 +30,8 @@ BLANK = DNE + 1
 class KHop(Task):
     """``KHop(hops=1)``: one k in 0..16; ``hops=None``: k uniform on 0..16 for each row. The hop token is k.
 
-    The first letter is uniform, each next one uniform over the other three. Every position is scored.
+    The first letter is uniform, each next one uniform over the other three. Every position is scored. The accuracy ``letters``
+    leaves out BLANK and "does not exist": it is what is published, ``accuracy`` what is trained.
     """
 
     vocab: int = 30
@@ -55,6 +57,10 @@ class KHop(Task):
         inputs = np.concatenate((hops, FIRST_LETTER + text), axis=1)
         labels = np.concatenate((np.full_like(hops, BLANK), answers(text, hops)), axis=1)
         return inputs, labels
+
+    def counted(self, batch: Batch) -> dict[str, Bool[Tensor, "batch n"]]:
+        letters = (batch.labels >= FIRST_LETTER) & (batch.labels < DNE)
+        return super().counted(batch) | {"letters": letters}
 
 
 def answers(text: Ids, hops: Int64[np.ndarray, "batch 1"]) -> Ids:

@@ -1,15 +1,18 @@
-"""A task: an endless, reproducible stream of batches, and the accuracy that goes with it.
+"""A task: an endless, reproducible stream of batches, and the accuracies that go with it.
 
     batch(seed, index, size): row r depends on (seed, index, r) alone
+    held_out(size):           what is measured on; no training batch may use its seed, HELD_OUT
 
 and so not on ``size``, the platform or the version of any library: every random choice is made with the
 integers of :mod:`anyformer.philox`, key (seed, index), a fixed number of 64-bit words a row. Labels are
-aligned with inputs: the logits at position i are scored against ``labels[:, i]``.
+aligned with inputs: the logits at position i are scored against ``labels[:, i]``. In a next-token task the
+label at position i is the token at i + 1.
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 import torch
@@ -20,11 +23,16 @@ from anyformer.errors import AnyformerError, require_size
 from anyformer.philox import raw
 from anyformer.spec import Spec
 
+T = TypeVar("T")
 Words = UInt64[np.ndarray, "batch words"]
 Ids = Int64[np.ndarray, "batch n"]
+Rule = Callable[[Int64[Tensor, "batch n"]], Int64[Tensor, "batch n"]]
+"""A predictor without parameters: inputs to one predicted label a position."""
 
 IGNORED = -100
 """The label of a position that is not scored (PyTorch's default ``ignore_index``)."""
+HELD_OUT = 12345
+"""The seed of what is measured on, which no training may use."""
 
 
 @dataclass(frozen=True)
@@ -46,19 +54,43 @@ class Batch:
         return self.labels != IGNORED
 
 
+class _Said(Generic[T]):
+    """What every task has to say: a class attribute, a property, or a field with a default. Abstract until then."""
+
+    __isabstractmethod__ = True
+
+    def __get__(self, task: Any, owner: Any) -> T:
+        return self  # type: ignore[return-value]  # only the class is ever asked: no task exists while this is missing
+
+
 @dataclass(frozen=True, kw_only=True)
 class Task(Spec, ABC):
-    """Base of every task. ``vocab`` may be larger than the task needs, so that several tasks share one class
-    of targets; ``length`` is the number of input positions, ``words`` how many random words one row takes."""
+    """Base of every task. ``vocab`` may be larger than the task needs, so that several tasks share one class of
+    targets; 0 becomes as many as there are ``names``. A task says its ``names``, ``length`` and ``words`` and
+    how rows are drawn; all the rest has a default.
 
-    vocab: int
+    Where a field may be wrong, ``__post_init__`` checks it and then calls this one's.
+    """
 
-    names: ClassVar[tuple[str, ...]]
-    length: ClassVar[int]
-    words: ClassVar[int]
+    vocab: int = 0
 
     def __post_init__(self) -> None:
+        if self.vocab == 0:
+            object.__setattr__(self, "vocab", len(self.names))
         require_size(type(self).__name__, "vocab", self.vocab, minimum=len(self.names))
+
+    names = _Said[tuple[str, ...]]()
+    """The token of each id that the task uses: different names without spaces."""
+    length = _Said[int]()
+    """The number of input positions."""
+    words = _Said[int]()
+    """How many random words one row takes."""
+
+    @abstractmethod
+    def _draw(self, words: Words) -> tuple[Ids, Ids]:
+        """Inputs and labels, one row for each row of random words."""
+
+    # --- rows ---------------------------------------------------------------------------------------------
 
     @property
     def token_names(self) -> tuple[str, ...]:
@@ -79,18 +111,56 @@ class Task(Spec, ABC):
         inputs, labels = self._draw(raw(seed, index, size * self.words).reshape(size, self.words))
         return Batch(torch.from_numpy(inputs), torch.from_numpy(labels))
 
-    @abstractmethod
-    def _draw(self, words: Words) -> tuple[Ids, Ids]:
-        """Inputs and labels, one row for each row of random words."""
+    def held_out(self, size: int) -> Batch:
+        """The first ``size`` rows to measure on: those of the seed that no training uses. A finite task gives rows
+        that no training batch holds, and fewer where it has fewer."""
+        return self.batch(HELD_OUT, 0, size)
+
+    def training_rows(self, size: int, seed: int = 0) -> Batch:
+        """``size`` rows to fit something simple on. A finite task gives each of its rows once at most."""
+        self._require_training(seed)
+        return self.batch(seed, 0, size)
+
+    def _require_training(self, seed: int) -> None:
+        if seed == HELD_OUT:
+            raise AnyformerError(f"{type(self).__name__}: seed {HELD_OUT} is the held-out set's, choose another")
+
+    def show(self, batch: Batch, row: int = 0) -> str:
+        """Two lines, names of inputs over names of labels; ``·`` where a position is not scored."""
+        names = {IGNORED: "·"} | dict(enumerate(self.token_names))
+        spelled = [[names[i] for i in ids[row].tolist()] for ids in (batch.inputs, batch.labels)]
+        widths = [max(map(len, column)) for column in zip(*spelled, strict=True)]
+        lines = (" ".join(word.ljust(w) for word, w in zip(words, widths, strict=True)) for words in spelled)
+        return "\n".join(f"{what}    {line}".rstrip() for what, line in zip(("inputs", "labels"), lines, strict=True))
+
+    # --- scores -------------------------------------------------------------------------------------------
+
+    def counted(self, batch: Batch) -> dict[str, Bool[Tensor, "batch n"]]:
+        """Where each accuracy looks, by its name. ``accuracy``, the first, looks at every scored position."""
+        return {"accuracy": batch.scored}
+
+    def scores(self, predicted: Int64[Tensor, "batch n"], batch: Batch) -> dict[str, float]:
+        """Every accuracy of these predictions, in [0, 1]; one that looks nowhere in this batch is left out."""
+        right = predicted == batch.labels
+        counted = self.counted(batch).items()
+        return {name: right[where].double().mean().item() for name, where in counted if where.any()}
+
+    def accuracies(self, logits: Float[Tensor, "batch n vocab"], batch: Batch) -> dict[str, float]:
+        """Every accuracy of the largest logits."""
+        owner, want = type(self).__name__, (*batch.labels.shape, self.vocab)
+        if logits.shape != want:
+            raise AnyformerError(f"{owner}: logits of shape {want} expected, got {tuple(logits.shape)}")
+        if not batch.scored.any():
+            raise AnyformerError(f"{owner}: the batch has no scored position")
+        return self.scores(logits.argmax(-1), batch)
 
     def accuracy(self, logits: Float[Tensor, "batch n vocab"], batch: Batch) -> float:
         """The share of scored positions whose largest logit is the label's."""
-        owner, want, scored = type(self).__name__, (*batch.labels.shape, self.vocab), batch.scored
-        if logits.shape != want:
-            raise AnyformerError(f"{owner}: logits of shape {want} expected, got {tuple(logits.shape)}")
-        if not scored.any():
-            raise AnyformerError(f"{owner}: the batch has no scored position")
-        return (logits.argmax(-1) == batch.labels)[scored].double().mean().item()
+        return self.accuracies(logits, batch)["accuracy"]
+
+    def rules(self) -> Mapping[str, Rule]:
+        """Rules of thumb that a good model has to beat, by name; :func:`anyformer.tasks.baselines` scores them."""
+        return {}
 
 
 def below(words: UInt64[np.ndarray, "*shape"], high: int | Int64[np.ndarray, "..."]) -> Int64[np.ndarray, "*shape"]:
