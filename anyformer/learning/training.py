@@ -34,28 +34,34 @@ HELD_OUT = 12345
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingConfig(Spec):
-    """How to train. ``clip`` is the largest gradient norm (None: no clipping); the held-out set has
-    ``evaluation_size`` sequences and is scored every ``evaluate_every`` steps and after the last one. With
-    ``stop_at``, training ends once the accuracy is at least that at two evaluations in a row.
-
-    ``betas`` are AdamW's (torch's defaults; 0.95 or 0.98 for the second forgets a bad start sooner). ``optimizer``
-    is "adamw", or "muon": Muon for every trained parameter with two dimensions, embedding tables included, AdamW
-    for the others (:mod:`anyformer.learning.optimisation`). Only trained parameters decay.
-    """
+    """How to train."""
 
     steps: int
+    """How many batches."""
     batch_size: int = 64
+    """Rows of a batch."""
     learning_rate: float = 1e-3
+    """The peak of the schedule."""
     warm_up: int = 100
+    """Steps on the way to the peak; below ``steps``."""
     weight_decay: float = 0.01
+    """Decoupled, of trained parameters only."""
     clip: float | None = 1.0
+    """Largest gradient norm (None: no clipping)."""
     schedule: str = "cosine"
+    """cosine or one-cycle."""
     seed: int = 0
+    """Of the batches, of dropout, and of the first weights in a run."""
     evaluate_every: int = 100
+    """Steps between evaluations; there is one after the last step too."""
     evaluation_size: int = 512
+    """Sequences of the held-out set."""
     stop_at: float | None = None
+    """End early, once the accuracy is at least this at two evaluations in a row."""
     betas: tuple[float, float] = (0.9, 0.999)
+    """AdamW's memories (torch's defaults; 0.95 or 0.98 as the second forgets a bad start sooner)."""
     optimizer: str = "adamw"
+    """adamw, or muon: Muon for trained parameters with two dimensions (embedding tables too), AdamW for the others."""
 
     def __post_init__(self) -> None:
         for name in ("steps", "batch_size", "evaluate_every", "evaluation_size"):
