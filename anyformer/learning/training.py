@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -26,6 +27,7 @@ from anyformer.learning.optimisation import OPTIMIZERS, Optimizer
 from anyformer.learning.ranks import ALONE, Ranks
 from anyformer.philox import raw
 from anyformer.spec import Spec
+from anyformer.storage import apart, checksum
 from anyformer.tasks import IGNORED, Batch, Task
 
 HELD_OUT = 12345
@@ -76,6 +78,8 @@ class TrainingConfig(Spec):
             if not (optional if value is None else smallest <= value < math.inf):
                 rule = f"a number >= {smallest:g}{' or None' * optional}"
                 raise AnyformerError(f"TrainingConfig: {name} must be {rule}, got {value!r}")
+        if self.learning_rate > 1e30:  # torch's optimizers overflow
+            raise AnyformerError(f"TrainingConfig: learning_rate must be at most 1e30, got {self.learning_rate!r}")
         if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
             raise AnyformerError(f"TrainingConfig: betas must be two numbers in [0, 1), got {self.betas!r}")
         if self.warm_up >= self.steps:
@@ -136,7 +140,8 @@ class Record:
 @dataclass(frozen=True, eq=False)
 class TrainingState:
     """Everything that a training needs to go on: the trained parameters (``w``), the optimizer's memory
-    (``w/exp_avg`` and the like), the losses since the last evaluation, and the evaluations."""
+    (``w/exp_avg`` and the like), the losses since the last evaluation, and the evaluations. ``frozen`` is the sha256
+    of all that is not trained, which is not kept: it is built again."""
 
     step: int
     parameters: dict[str, Shaped[Tensor, "..."]]
@@ -145,6 +150,7 @@ class TrainingState:
     records: tuple[Record, ...]
     stopped_early: bool
     seconds: float
+    frozen: str
 
 
 class Training:
@@ -164,6 +170,7 @@ class Training:
         self.parameters = list(self.named.values())
         self.device = self.parameters[0].device
         self.optimizer = Optimizer(self.named, config.optimizer, config.betas, config.weight_decay)
+        self.own_gradients = module.gradients if isinstance(module, OwnGradients) else None
         self.step, self.stopped_early = 0, False
         self.running: list[float] = []
         self.records: list[Record] = []
@@ -172,6 +179,12 @@ class Training:
     def _begin(self, seconds: float) -> None:
         """Start the clock of this session; ``seconds`` have passed in earlier ones."""
         self._start, self._first_step, self._earlier = time.perf_counter(), self.step, seconds
+
+    @cached_property
+    def frozen(self) -> str:
+        """sha256 of every parameter and buffer that is not trained."""
+        everything = self.module.state_dict(keep_vars=True)
+        return checksum(apart({name: tensor for name, tensor in everything.items() if not tensor.requires_grad}))
 
     @property
     def finished(self) -> bool:
@@ -202,7 +215,7 @@ class Training:
     def state(self) -> TrainingState:
         """What :meth:`restore` needs; its tensors are this training's own, so use it before the next step."""
         parameters = {name: p.detach() for name, p in self.named.items()}
-        about = (tuple(self.running), tuple(self.records), self.stopped_early, self.seconds)
+        about = (tuple(self.running), tuple(self.records), self.stopped_early, self.seconds, self.frozen)
         return TrainingState(self.step, parameters, self.optimizer.state(), *about)
 
     def restore(self, state: TrainingState) -> None:
@@ -210,6 +223,8 @@ class Training:
         shapes = {name: tuple(p.shape) for name, p in self.named.items()}
         if {name: tuple(t.shape) for name, t in state.parameters.items()} != shapes:
             raise AnyformerError("the state of this training is of other parameters: names or shapes differ")
+        if state.frozen != self.frozen:
+            raise AnyformerError("what is not trained has other numbers than when the state was made")
         self.optimizer.restore(state.memory)
         with torch.no_grad():
             for name, p in self.named.items():
@@ -252,8 +267,8 @@ class Training:
         """The gradients of this rank's share of the batch's mean loss; returns that share."""
         inputs, labels = (self.ranks.rows(whole).to(self.device) for whole in (batch.inputs, batch.labels))
         total = int(batch.scored.sum())
-        if isinstance(self.module, OwnGradients):
-            return self.module.gradients(inputs, labels, total)
+        if self.own_gradients is not None:
+            return self.own_gradients(inputs, labels, total)
         logits = self.module(inputs).flatten(0, 1)
         if self.ranks.size == 1:
             loss = F.cross_entropy(logits, labels.flatten(), ignore_index=IGNORED)
