@@ -15,7 +15,7 @@ from typing import Any
 import tyro
 
 from anyformer.errors import AnyformerError
-from anyformer.options import Compile, CostCommand, Demo, Generate, Inspect, Limits, Run, Specialize, Tasks, Verify
+from anyformer.options import AnyTask, Compile, CostCommand, Demo, Generate, Inspect, Limits, Run, Specialize, Tasks, Train, Verify
 
 
 @dataclass(frozen=True)
@@ -25,6 +25,8 @@ class Command:
     options: type
     action: Callable[[Any], tuple[dict[str, Any], int]]
     line: str
+    narrow: Callable[[list[str]], tuple[Any, list[str]]] | None = None
+    """Where the first words decide which options there are: the type of the options, and the words that follow."""
 
 
 def _demo(options: Demo) -> tuple[dict[str, Any], int]:
@@ -245,8 +247,26 @@ def _limits(options: Limits) -> tuple[dict[str, Any], int]:
     return result, 0 if result["passed"] else 1
 
 
+def _train(options: Train[Any]) -> tuple[dict[str, Any], int]:
+    from anyformer.train_command import train
+
+    return train(options), 0
+
+
+def _options_of_task(words: list[str]) -> tuple[Any, list[str]]:
+    from anyformer.tasks import TASKS
+
+    if words and words[0] in TASKS:
+        return Train[TASKS[words[0]]], words[1:]
+    if words and words[0] in ("-h", "--help"):
+        return Train[AnyTask], words
+    got = repr(words[0]) if words else "nothing"
+    raise AnyformerError(f"train: a task must come first, one of {', '.join(TASKS)}; got {got}")
+
+
 COMMANDS: dict[str, Command] = {
     "demo": Command(Demo, _demo, "train two targets, run both on one fixed machine (2 minutes)"),
+    "train": Command(Train, _train, "train on a task, in a run folder that resumes", _options_of_task),
     "run": Command(Run, _run, "run a program on some tokens"),
     "generate": Command(Generate, _generate, "continue some tokens greedily"),
     "inspect": Command(Inspect, _inspect, "what a program is, coordinate by coordinate"),
@@ -265,10 +285,11 @@ def _parse(arguments: Sequence[str]) -> tuple[Command, Any]:
     if name not in COMMANDS:
         raise AnyformerError(f"there is no command {name!r}; commands: {', '.join(COMMANDS)} (anyformer alone explains them)")
     command = COMMANDS[name]
+    options, rest = (command.options, rest) if command.narrow is None else command.narrow(rest)
     said = io.StringIO()
     try:
         with contextlib.redirect_stderr(said):
-            return command, tyro.cli(command.options, prog=f"anyformer {name}", args=rest, description=command.options.__doc__)
+            return command, tyro.cli(options, prog=f"anyformer {name}", args=rest, description=command.options.__doc__)
     except SystemExit as stop:
         if not stop.code:
             raise

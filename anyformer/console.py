@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
+from datetime import timedelta
 from itertools import islice
 from typing import Any
 
@@ -56,6 +57,28 @@ def demo_progress(quiet: bool) -> Iterator[Any]:
             if task not in bars:
                 bars[task] = progress.add_task(task, total=steps, figures=figures)
             progress.update(bars[task], completed=step, figures=figures)
+
+        yield report
+
+
+@contextmanager
+def train_progress(quiet: bool, name: str) -> Iterator[Any]:
+    """A bar for a run: loss, accuracy, steps a second, time left; calls ``report(Progress)``."""
+    if quiet or not OUT.is_terminal:
+        if not quiet:
+            show(f"training run {name} ...")
+        yield None
+        return
+    columns = (TextColumn("run {task.description}"), BarColumn(), TextColumn("{task.fields[figures]}"))
+    with Progress(*columns, console=OUT) as progress:
+        bar = progress.add_task(name, total=None, figures="")
+
+        def report(news: Any) -> None:
+            left = timedelta(seconds=round(news.seconds_left))
+            loss = "" if news.loss is None else f"loss {news.loss:.4f}  "
+            accuracy = "" if news.accuracy is None else f"accuracy {100 * news.accuracy:5.1f} %  "
+            figures = f"{news.step:,} of {news.steps:,}  {loss}{accuracy}{news.steps_per_second:,.1f} steps/s  {left} left"
+            progress.update(bar, completed=news.step, total=news.steps, figures=figures)
 
         yield report
 

@@ -1,13 +1,16 @@
 """What each command takes: one frozen dataclass a command, whose docstrings are its help."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Generic, Literal, TypeVar
 
-from tyro.conf import Positional, arg
+from tyro.conf import OmitArgPrefixes, Positional, arg
+
+from anyformer.learning.training import TrainingConfig
 
 AsJson = Annotated[bool, arg(name="json", help="print one JSON object and nothing else")]
 Output = Annotated[Path, arg(aliases=["-o"])]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -189,4 +192,47 @@ class Limits:
     """Folder for limits.json and three figures."""
     quick: bool = False
     """A few seconds: few seeds, few widths, small sizes."""
+    as_json: AsJson = False
+
+
+@dataclass(frozen=True)
+class AnyTask:
+    """Stands where a task's own options go, as long as no task is named."""
+
+
+@dataclass(frozen=True)
+class Train(Generic[T]):
+    """Train on a task, in a folder runs/HASH that resumes after anything. TASK comes first: anyformer train TASK --help shows its options.
+
+    Example: anyformer train k-hop --hops 1 --steps 1000
+    """
+
+    task: OmitArgPrefixes[T]
+    training: OmitArgPrefixes[TrainingConfig] = field(
+        default_factory=lambda: TrainingConfig(steps=1500, learning_rate=5e-3, evaluate_every=50, evaluation_size=1024)
+    )
+    backbone: Literal["none"] = "none"
+    """Which frozen machine to train a program for; none: all weights of a transformer are trained."""
+    heads: int = 2
+    """H, attention heads a layer."""
+    layers: int = 2
+    """L."""
+    head_dim: int = 28
+    """d, width of a head's queries and keys."""
+    features: int = 32
+    """D, width of the stream."""
+    mlp: int = 0
+    """Hidden units of the MLP (0: none)."""
+    residual: bool = True
+    """With residual connections."""
+    norm: Literal["none", "rms", "layer"] = "rms"
+    """Normalisation before each part: RMSNorm, LayerNorm or none."""
+    positions: Literal["none", "learned", "rope", "alibi"] = "learned"
+    """How positions are told apart."""
+    runs: Path = Path("runs")
+    """Folder of the run folders."""
+    resume: bool = False
+    """Go on where an unfinished run with these options stopped."""
+    device: str = "cpu"
+    """Where to train (cpu, cuda)."""
     as_json: AsJson = False

@@ -41,6 +41,7 @@ def write_checkpoint(folder: Path, state: TrainingState, run: str) -> Path:
         "step": state.step,
         "stopped_early": state.stopped_early,
         "seconds": state.seconds,
+        "frozen": state.frozen,
         "records": [dataclasses.astuple(record) for record in state.records],
         "tensors_sha256": checksum(tensors),
     }
@@ -89,7 +90,7 @@ def read_checkpoint(path: Path, run: str) -> TrainingState:
             part, _, rest = name.partition("/")
             parts[part][rest] = tensor
         records = tuple(Record(*record) for record in about["records"])
-        numbers = (tuple(running.tolist()), records, about["stopped_early"], about["seconds"])
+        numbers = (tuple(running.tolist()), records, about["stopped_early"], about["seconds"], about["frozen"])
         return TrainingState(about["step"], parts["parameters"], parts["memory"], *numbers)
     except AnyformerError:
         raise

@@ -5,13 +5,14 @@
 
 import logging
 from collections.abc import Iterable, Mapping
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from anyformer.errors import AnyformerError
 
 LOG = logging.getLogger("anyformer")
 
 
+@runtime_checkable
 class Sink(Protocol):
     """Three verbs, which trackio, wandb and tensorboard all have in some form."""
 

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -26,34 +27,41 @@ from anyformer.learning.optimisation import OPTIMIZERS, Optimizer
 from anyformer.learning.ranks import ALONE, Ranks
 from anyformer.philox import raw
 from anyformer.spec import Spec
+from anyformer.storage import apart, checksum
 from anyformer.tasks import HELD_OUT as HELD_OUT
 from anyformer.tasks import IGNORED, Batch, Task
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingConfig(Spec):
-    """How to train. ``clip`` is the largest gradient norm (None: no clipping); the held-out set has
-    ``evaluation_size`` sequences and is scored every ``evaluate_every`` steps and after the last one. With
-    ``stop_at``, training ends once the accuracy is at least that at two evaluations in a row.
-
-    ``betas`` are AdamW's (torch's defaults; 0.95 or 0.98 for the second forgets a bad start sooner). ``optimizer``
-    is "adamw", or "muon": Muon for every trained parameter with two dimensions, embedding tables included, AdamW
-    for the others (:mod:`anyformer.learning.optimisation`). Only trained parameters decay.
-    """
+    """How to train."""
 
     steps: int
+    """How many batches."""
     batch_size: int = 64
+    """Rows of a batch."""
     learning_rate: float = 1e-3
+    """The peak of the schedule."""
     warm_up: int = 100
+    """Steps on the way to the peak; below ``steps``."""
     weight_decay: float = 0.01
+    """Decoupled, of trained parameters only."""
     clip: float | None = 1.0
+    """Largest gradient norm (None: no clipping)."""
     schedule: str = "cosine"
+    """cosine or one-cycle."""
     seed: int = 0
+    """Of the batches, of dropout, and of the first weights in a run."""
     evaluate_every: int = 100
+    """Steps between evaluations; there is one after the last step too."""
     evaluation_size: int = 512
+    """Sequences of the held-out set."""
     stop_at: float | None = None
+    """End early, once the accuracy is at least this at two evaluations in a row."""
     betas: tuple[float, float] = (0.9, 0.999)
+    """AdamW's memories (torch's defaults; 0.95 or 0.98 as the second forgets a bad start sooner)."""
     optimizer: str = "adamw"
+    """adamw, or muon: Muon for trained parameters with two dimensions (embedding tables too), AdamW for the others."""
 
     def __post_init__(self) -> None:
         for name in ("steps", "batch_size", "evaluate_every", "evaluation_size"):
@@ -68,6 +76,8 @@ class TrainingConfig(Spec):
             if not (optional if value is None else smallest <= value < math.inf):
                 rule = f"a number >= {smallest:g}{' or None' * optional}"
                 raise AnyformerError(f"TrainingConfig: {name} must be {rule}, got {value!r}")
+        if self.learning_rate > 1e30:  # torch's optimizers overflow
+            raise AnyformerError(f"TrainingConfig: learning_rate must be at most 1e30, got {self.learning_rate!r}")
         if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
             raise AnyformerError(f"TrainingConfig: betas must be two numbers in [0, 1), got {self.betas!r}")
         if self.warm_up >= self.steps:
@@ -128,7 +138,8 @@ class Record:
 @dataclass(frozen=True, eq=False)
 class TrainingState:
     """Everything that a training needs to go on: the trained parameters (``w``), the optimizer's memory
-    (``w/exp_avg`` and the like), the losses since the last evaluation, and the evaluations."""
+    (``w/exp_avg`` and the like), the losses since the last evaluation, and the evaluations. ``frozen`` is the sha256
+    of all that is not trained, which is not kept: it is built again."""
 
     step: int
     parameters: dict[str, Shaped[Tensor, "..."]]
@@ -137,6 +148,7 @@ class TrainingState:
     records: tuple[Record, ...]
     stopped_early: bool
     seconds: float
+    frozen: str
 
 
 class Training:
@@ -156,6 +168,7 @@ class Training:
         self.parameters = list(self.named.values())
         self.device = self.parameters[0].device
         self.optimizer = Optimizer(self.named, config.optimizer, config.betas, config.weight_decay)
+        self.own_gradients = module.gradients if isinstance(module, OwnGradients) else None
         self.step, self.stopped_early = 0, False
         self.running: list[float] = []
         self.records: list[Record] = []
@@ -164,6 +177,12 @@ class Training:
     def _begin(self, seconds: float) -> None:
         """Start the clock of this session; ``seconds`` have passed in earlier ones."""
         self._start, self._first_step, self._earlier = time.perf_counter(), self.step, seconds
+
+    @cached_property
+    def frozen(self) -> str:
+        """sha256 of every parameter and buffer that is not trained."""
+        everything = self.module.state_dict(keep_vars=True)
+        return checksum(apart({name: tensor for name, tensor in everything.items() if not tensor.requires_grad}))
 
     @property
     def finished(self) -> bool:
@@ -194,7 +213,7 @@ class Training:
     def state(self) -> TrainingState:
         """What :meth:`restore` needs; its tensors are this training's own, so use it before the next step."""
         parameters = {name: p.detach() for name, p in self.named.items()}
-        about = (tuple(self.running), tuple(self.records), self.stopped_early, self.seconds)
+        about = (tuple(self.running), tuple(self.records), self.stopped_early, self.seconds, self.frozen)
         return TrainingState(self.step, parameters, self.optimizer.state(), *about)
 
     def restore(self, state: TrainingState) -> None:
@@ -202,6 +221,8 @@ class Training:
         shapes = {name: tuple(p.shape) for name, p in self.named.items()}
         if {name: tuple(t.shape) for name, t in state.parameters.items()} != shapes:
             raise AnyformerError("the state of this training is of other parameters: names or shapes differ")
+        if state.frozen != self.frozen:
+            raise AnyformerError("what is not trained has other numbers than when the state was made")
         self.optimizer.restore(state.memory)
         with torch.no_grad():
             for name, p in self.named.items():
@@ -244,8 +265,8 @@ class Training:
         """The gradients of this rank's share of the batch's mean loss; returns that share."""
         inputs, labels = (self.ranks.rows(whole).to(self.device) for whole in (batch.inputs, batch.labels))
         total = int(batch.scored.sum())
-        if isinstance(self.module, OwnGradients):
-            return self.module.gradients(inputs, labels, total)
+        if self.own_gradients is not None:
+            return self.own_gradients(inputs, labels, total)
         logits = self.module(inputs).flatten(0, 1)
         if self.ranks.size == 1:
             loss = F.cross_entropy(logits, labels.flatten(), ignore_index=IGNORED)
