@@ -15,7 +15,20 @@ from typing import Any
 import tyro
 
 from anyformer.errors import AnyformerError
-from anyformer.options import AnyTask, Compile, CostCommand, Demo, Generate, Inspect, Limits, Run, Specialize, Tasks, Train, Verify
+from anyformer.options import (
+    AnyTask,
+    Compile,
+    CostCommand,
+    Demo,
+    Generate,
+    Inspect,
+    Limits,
+    Run,
+    Specialize,
+    Tasks,
+    Train,
+    Verify,
+)
 
 
 @dataclass(frozen=True)

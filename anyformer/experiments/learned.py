@@ -98,7 +98,9 @@ def run_config(task: str, variant: str, kind: str, profile: str, seed: int) -> R
     require_choice("a table", "model", kind, KINDS)
     require_choice("a table", "profile", profile, PROFILES)
     made = task_called(task)
-    return RunConfig(task=made, model=model_of(task, variant, kind, seed), training=training_of(task, variant, kind, profile, seed))
+    return RunConfig(
+        task=made, model=model_of(task, variant, kind, seed), training=training_of(task, variant, kind, profile, seed)
+    )
 
 
 def model_of(task: str, variant: str, kind: str, seed: int) -> Model:
@@ -125,7 +127,12 @@ def model_of(task: str, variant: str, kind: str, seed: int) -> Model:
                 max_length=made.length,
             )
         )
-    options = {"residual": what.residual, "norm": "pre" if what.norm else None, "mlp": sizes.width if what.mlp else 0, "seed": seed}
+    options = {
+        "residual": what.residual,
+        "norm": "pre" if what.norm else None,
+        "mlp": sizes.width if what.mlp else 0,
+        "seed": seed,
+    }
     machine = FrozenMasked if kind == "sparse" else FrozenRandom
     return FrozenMachine(recipe=machine.recipe_for(network_class(config), **options), embedding_std=0.1 if what.norm else 0.5)
 

@@ -58,7 +58,9 @@ class FrozenMachine(Model):
     def build(self, task: Task, seed: int) -> LearnedProgram:
         out = self.recipe.network_class.outputs
         if out != task.vocab:
-            raise AnyformerError(f"{owner_and(task)}: the machine's leaves have {out} columns, the task {task.vocab} tokens; give both one")
+            raise AnyformerError(
+                f"{owner_and(task)}: the machine's leaves have {out} columns, the task {task.vocab} tokens; give both one"
+            )
         places = task.length if self.positions else 0
         require_memory(16 * self.recipe.m * (2 * task.vocab + places), "training this program")
         machine = _machine(self.recipe, self.products)

@@ -50,7 +50,9 @@ class LearnedProgram(nn.Module):
         if readout == "shared":
             leaves = [block.start for block in machine.blocks() if block.what == "output"]
             if not leaves:
-                raise AnyformerError(f'readout="shared" needs a machine with leaves; a {machine.name} machine mixes them: use "free"')
+                raise AnyformerError(
+                    f'readout="shared" needs a machine with leaves; a {machine.name} machine mixes them: use "free"'
+                )
             self.register_buffer("leaves", torch.tensor(leaves), persistent=False)
         self.readout = nn.Parameter(torch.zeros(m if readout == "free" else out, out))
         trained = norms and machine.recipe.norms > 0

@@ -77,7 +77,8 @@ def folded_logits(
     here, rest = (F.embedding(tokens, part) for part in (table[:, : probes + kept], table[:, probes + kept :]))
     if places is not None:
         here, rest = (
-            x + F.embedding(ctx.positions, part) for x, part in ((here, places[:, : probes + kept]), (rest, places[:, probes + kept :]))
+            x + F.embedding(ctx.positions, part)
+            for x, part in ((here, places[:, : probes + kept]), (rest, places[:, probes + kept :]))
         )
     logits: Any = 0
     for layer in range(recipe.layers):
@@ -93,7 +94,9 @@ def folded_logits(
     return logits + here
 
 
-def attention_pattern(attention: Attention, own: Float[Tensor, "batch n heads reads"], ctx: Context) -> Float[Tensor, "batch heads n n"]:
+def attention_pattern(
+    attention: Attention, own: Float[Tensor, "batch n heads reads"], ctx: Context
+) -> Float[Tensor, "batch heads n n"]:
     """What the heads make of their reads."""
     return attention(None, own, ctx).weights
 

@@ -102,7 +102,9 @@ class Frozen(Machine):
             return self.table(tokens, readout), None
         return self.table(torch.cat((tokens, positions)), readout).split((len(tokens), len(positions)))
 
-    def logits(self, tables: Tables, tokens: Int[Tensor, "batch n"], ctx: Context, observe: Any = None) -> Float[Tensor, "batch n out"]:
+    def logits(
+        self, tables: Tables, tokens: Int[Tensor, "batch n"], ctx: Context, observe: Any = None
+    ) -> Float[Tensor, "batch n out"]:
         """Logits from tables: the run of learning."""
         rows, places, *others = tables
         assert rows is not None
@@ -189,7 +191,9 @@ class Frozen(Machine):
         if recipe.mlp:
             reasons.append("its MLP is random and shared by all paths")
         if recipe.residual:
-            reasons.append("its masks keep what a true skip should have moved; path-tree and random machines have residual classes")
+            reasons.append(
+                "its masks keep what a true skip should have moved; path-tree and random machines have residual classes"
+            )
         if reasons:
             raise OutsideClass(f"nothing can be {verb} for this {self.name} machine", reasons)
 

@@ -99,7 +99,9 @@ class _MoveBlocks(torch.autograd.Function):
     """``[onto +] sum_h A_h Y diag(mask_h)``: a mask is some blocks of columns."""
 
     @staticmethod
-    def forward(ctx: Any, patterns: Tensor, y: Tensor, onto: Tensor | None, starts: tuple[tuple[int, ...], ...], width: int) -> Tensor:
+    def forward(
+        ctx: Any, patterns: Tensor, y: Tensor, onto: Tensor | None, starts: tuple[tuple[int, ...], ...], width: int
+    ) -> Tensor:
         out = torch.zeros_like(y) if onto is None else onto.clone()
         for h, blocks in enumerate(starts):
             for at in blocks:
