@@ -303,13 +303,8 @@ class Random(Machine):
                 "or another seed"
             )
         required = unroll(network)[:, self.meaning]
-
-        def solve(rows: Tensor) -> Tensor:
-            right = (rows.double() @ required).T
-            return (q @ torch.linalg.solve_triangular(r.T, right, upper=False)).T.to(dtype)
-
-        tokens = solve(network.embedding)
-        positions = None if network.positions is None else solve(network.positions)
+        tokens = self._solve(network.embedding.double() @ required).to(dtype)
+        positions = None if network.positions is None else self._solve(network.positions.double() @ required).to(dtype)
         with torch.no_grad():
             wanted = network.embedding.double() @ required
             residual = float(((tokens.double() @ q) @ r - wanted).abs().max() / wanted.abs().max().clamp(min=1e-300))
@@ -330,6 +325,15 @@ class Random(Machine):
                 "largest_embedding_entry": float(tokens.detach().abs().max()),
             },
         )
+
+    def _solve(self, wanted: Float[Tensor, "rows R"]) -> Float[Tensor, "rows m"]:
+        """The smallest rows with ``rows R_all = wanted``, in R_all's order."""
+        q, r, _ = self.factor()
+        return (q @ torch.linalg.solve_triangular(r.T, wanted.T, upper=False)).T
+
+    def solve(self, columns: Float[Tensor, "rows N"]) -> Float[Tensor, "rows m"]:
+        """The smallest rows of an embedding (float64) whose reads are ``columns``, in the coordinates of the path tree."""
+        return self._solve(columns[:, self.meaning])
 
     def tree_columns(self, program: Program) -> tuple[Tensor, Tensor | None]:
         reads = self.reads.to(program.dtype)

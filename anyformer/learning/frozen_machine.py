@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from anyformer import philox
 from anyformer.backbones.frozen import Frozen, FrozenRecipe
 from anyformer.errors import AnyformerError, require_choice
-from anyformer.learning.learner import READOUTS, LearnedProgram
+from anyformer.learning.learner import COORDINATES, READOUTS, LearnedProgram
 from anyformer.learning.models import Model
 from anyformer.memory import require_memory
 from anyformer.tasks import Task
@@ -27,7 +27,7 @@ class FrozenMachine(Model):
 
     What the paper leaves open: ``positions``: whether there are learned position rows (with a causal mask alone, tokens can be ordered,
     but slowly: our prototypes did not learn k-hop without). ``readout``: "free" (U, m x out) or "shared" (one matrix on the sum of
-    the leaves, masked machines only). ``train_norms``: also the gains and biases of LayerNorms. All is drawn normal: token rows with
+    the leaves, masked machines only). ``coordinates``: E itself, or on random machines of attention alone its "reads". ``train_norms``: also the gains and biases of LayerNorms. All is drawn normal: token rows with
     ``embedding_std`` (0.5: small rows make attention flat, and an attention-only product of L flat layers has no gradient to
     speak of), position rows with ``position_std`` (None: the same), U with ``readout_std`` (None: 1/sqrt(rows of the matrix)).
     ``products`` is the dtype of products with dense frozen maps: "bfloat16" is faster where the processor has it.
@@ -36,6 +36,7 @@ class FrozenMachine(Model):
     recipe: FrozenRecipe
     positions: bool = True
     readout: str = "free"
+    coordinates: str = "embedding"
     train_norms: bool = False
     embedding_std: float = 0.5
     position_std: float | None = None
@@ -47,6 +48,7 @@ class FrozenMachine(Model):
         if not isinstance(self.recipe, FrozenRecipe):
             raise AnyformerError(f"{owner}: recipe must be that of a frozen machine, got {type(self.recipe).__name__}")
         require_choice(owner, "readout", self.readout, READOUTS)
+        require_choice(owner, "coordinates", self.coordinates, COORDINATES)
         require_choice(owner, "products", self.products, ("float32", "bfloat16"))
         for name in ("positions", "train_norms"):
             require_choice(owner, name, getattr(self, name), (True, False))
@@ -69,6 +71,7 @@ class FrozenMachine(Model):
             task.vocab,
             places or None,
             readout=self.readout,
+            coordinates=self.coordinates,
             norms=self.train_norms,
             token_names=task.token_names,
         )

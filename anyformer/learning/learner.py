@@ -3,6 +3,9 @@
     minimise over E (vocab, m), positions (n_max, m), U (m, out)  [and the norms' weights]:  -log softmax(machine(tokens; E, U))[label]
 
 The machine holds no parameter; gradients are taken block by block of rows, so that a block's state stays in the cache.
+
+On a random machine of attention alone, E may be trained in the coordinates of its reads: ``E = W R_all^+``. The machine then reads W itself, so
+a gradient step on W does on any random machine what it does on 0/1 maps, while a step on E is distorted by R_all R_all^T.
 """
 
 from typing import Any
@@ -12,7 +15,8 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from anyformer.backbones.frozen import Frozen
+from anyformer.backbones.frozen import Frozen, FrozenMasked, FrozenRandom
+from anyformer.backbones.random_backbone import Random, Weights, required_reads
 from anyformer.errors import AnyformerError, require_choice
 from anyformer.network import check_positions, check_tokens
 from anyformer.operators import Context
@@ -20,6 +24,7 @@ from anyformer.program import Program
 from anyformer.tasks import IGNORED
 
 READOUTS = ("free", "shared")
+COORDINATES = ("embedding", "reads")
 
 
 class LearnedProgram(nn.Module):
@@ -36,15 +41,22 @@ class LearnedProgram(nn.Module):
         max_positions: int | None,
         *,
         readout: str = "free",
+        coordinates: str = "embedding",
         norms: bool = False,
         token_names: tuple[str, ...] | None = None,
         rows: int = 16,
     ):
         super().__init__()
         require_choice("LearnedProgram", "readout", readout, READOUTS)
-        m, out = machine.width, machine.network_class.outputs
+        require_choice("LearnedProgram", "coordinates", coordinates, COORDINATES)
+        out = machine.network_class.outputs
         self._machine = [machine]  # in a list: the machine's maps are neither parameters nor buffers of the learner
         self.token_names, self.rows = token_names, rows
+        self.runs_on = machine
+        if coordinates == "reads":
+            self._require_reads(machine, readout)
+            machine = self.runs_on = FrozenMasked(FrozenMasked.recipe_for(machine.network_class))
+        m = machine.width
         self.tokens = nn.Parameter(torch.zeros(vocab, m))
         self.positions = None if max_positions is None else nn.Parameter(torch.zeros(max_positions, m))
         if readout == "shared":
@@ -58,6 +70,16 @@ class LearnedProgram(nn.Module):
         trained = norms and machine.recipe.norms > 0
         self.norms = nn.Parameter(torch.tensor([1.0, 0.0])[:, None].repeat(machine.recipe.norms, 1, m)) if trained else None
 
+    @staticmethod
+    def _require_reads(machine: Frozen, readout: str) -> None:
+        if not (isinstance(machine, FrozenRandom) and machine.recipe.programmable):
+            raise AnyformerError(
+                'coordinates="reads" need a frozen-random machine of attention alone, at least as wide as its required reads '
+                f"({required_reads(machine.network_class)}); got {machine!r}"
+            )
+        if readout != "shared":
+            raise AnyformerError('coordinates="reads" keep the machine\'s own U up to one matrix (d_in, out): give readout="shared"')
+
     @property
     def machine(self) -> Frozen:
         """The frozen machine."""
@@ -65,7 +87,8 @@ class LearnedProgram(nn.Module):
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
         super()._apply(fn, recurse)
-        self.machine.to(self.tokens.device)  # its maps keep their dtype
+        for machine in {id(m): m for m in (self.machine, self.runs_on)}.values():
+            machine.to(self.tokens.device)  # its maps keep their dtype
         return self
 
     def full_readout(self) -> Float[Tensor, "m out"]:
@@ -74,17 +97,17 @@ class LearnedProgram(nn.Module):
             return self.readout
         at = (self.leaves[:, None] + torch.arange(len(self.readout), device=self.readout.device)).flatten()
         spread = self.readout.repeat(len(self.leaves), 1)
-        return self.readout.new_zeros(self.machine.width, self.readout.shape[1]).index_copy(0, at, spread)
+        return self.readout.new_zeros(self.runs_on.width, self.readout.shape[1]).index_copy(0, at, spread)
 
     def tables(self) -> tuple[Tensor | None, ...]:
         """What the machine's run reads."""
-        return self.machine.tables(self.tokens, self.positions, self.full_readout(), self.norms)
+        return self.runs_on.tables(self.tokens, self.positions, self.full_readout(), self.norms)
 
     def forward(self, tokens: Int[Tensor, "batch n"]) -> Float[Tensor, "batch n out"]:
         """Logits."""
         self._check(tokens)
         tables = self.tables()
-        return torch.cat([self.machine.logits(tables, part, Context.of(part)) for part in tokens.split(self.rows)])
+        return torch.cat([self.runs_on.logits(tables, part, Context.of(part)) for part in tokens.split(self.rows)])
 
     def gradients(self, inputs: Int[Tensor, "batch n"], labels: Int[Tensor, "batch n"], total: int | None = None) -> float:
         """The cross-entropy summed over scored positions over ``total`` of them (default: all of these), its gradients accumulated."""
@@ -94,7 +117,7 @@ class LearnedProgram(nn.Module):
         held = [None if t is None else t.detach().requires_grad_() for t in tables]
         loss = 0.0
         for part, wanted in zip(inputs.split(self.rows), labels.split(self.rows), strict=True):
-            logits = self.machine.logits(tuple(held), part, Context.of(part))
+            logits = self.runs_on.logits(tuple(held), part, Context.of(part))
             share = F.cross_entropy(logits.flatten(0, 1), wanted.flatten(), ignore_index=IGNORED, reduction="sum") / total
             share.backward()
             loss += share.item()
@@ -109,17 +132,29 @@ class LearnedProgram(nn.Module):
 
     def program(self) -> Program:
         """The program as it stands."""
-        m = self.machine.width
-        places = None if self.positions is None else self.positions.detach().clone()
+        machine = self.machine
+        tokens, places, readout = self.tokens.detach(), self.positions, self.full_readout().detach()
+        places = None if places is None else places.detach()
+        if self.runs_on is not machine:
+            tokens, places, readout = self._embedding(tokens, places)
         return Program(
-            recipe=self.machine.recipe,
-            width=m,
-            tokens=self.tokens.detach().clone(),
-            token_at=torch.arange(m),
-            positions=places,
-            position_at=None if places is None else torch.arange(m),
-            readout=self.full_readout().detach().clone(),
+            recipe=machine.recipe,
+            width=machine.width,
+            tokens=tokens.clone(),
+            token_at=torch.arange(machine.width),
+            positions=None if places is None else places.clone(),
+            position_at=None if places is None else torch.arange(machine.width),
+            readout=readout.clone(),
             norms=None if self.norms is None else self.norms.detach().clone(),
             token_names=self.token_names,
             provenance={"made_by": "training"},
         )
+
+    def _embedding(self, tokens: Tensor, places: Tensor | None) -> tuple[Tensor, Tensor | None, Tensor]:
+        """``E = W R_all^+`` and U times the trained matrix, in float64 on the way."""
+        random = Random(self.machine.recipe.maps())
+        rows = tokens if places is None else torch.cat((tokens, places))
+        embedding = random.solve(rows.double().cpu()).to(rows)
+        readout = Weights(random.recipe).readout(self.machine.network_class.outputs) @ self.readout.detach().double().cpu()
+        split = embedding.split([len(tokens), len(rows) - len(tokens)])
+        return split[0], None if places is None else split[1], readout.to(rows)

@@ -6,6 +6,7 @@ torch.Size([64, 99])
 
 from anyformer.tasks.addition import Addition
 from anyformer.tasks.baselines import Baselines, baselines
+from anyformer.tasks.curriculum import Curriculum
 from anyformer.tasks.dyck import Dyck
 from anyformer.tasks.finite import FiniteTask
 from anyformer.tasks.khop import KHop
@@ -32,6 +33,7 @@ __all__ = [
     "Addition",
     "Baselines",
     "Batch",
+    "Curriculum",
     "Dyck",
     "FiniteTask",
     "KHop",
