@@ -86,35 +86,58 @@ PAPER: dict[tuple[str, str, str], float] = {
 """Published accuracy in per cent, by task, variant and model."""
 
 
+@dataclass(frozen=True)
+class Cell:
+    """One model of a table."""
+
+    task: str
+    variant: str
+    kind: str
+    profile: str
+
+    def __post_init__(self) -> None:
+        for name, known in (("task", SIZES), ("variant", VARIANTS), ("kind", KINDS), ("profile", PROFILES)):
+            require_choice("a table", name, getattr(self, name), tuple(known))
+
+    @property
+    def name(self) -> tuple[str, str, str]:
+        """Task, variant and model."""
+        return self.task, self.variant, self.kind
+
+
 def task_called(name: str) -> Task:
     """The task of a row."""
     require_choice("a table", "task", name, tuple(SIZES))
     return Dyck() if name == "dyck" else KHop(hops=int(name[0]))
 
 
-def run_config(task: str, variant: str, kind: str, profile: str, seed: int) -> RunConfig:
+def sizes_of(task: str, profile: str) -> Sizes:
+    """The paper's sizes; of the quick profile, d = 8 and the width that follows."""
+    sizes = SIZES[task]
+    if profile == "paper":
+        return sizes
+    heads, layers, d = sizes.heads, sizes.layers, 8
+    width = 2 * heads * d * (heads**layers - 1) // (heads - 1) + heads**layers * task_called(task).vocab
+    return Sizes(heads, layers, d, width)
+
+
+def run_config(cell: Cell, seed: int) -> RunConfig:
     """What trains one cell of a table."""
-    require_choice("a table", "variant", variant, tuple(VARIANTS))
-    require_choice("a table", "model", kind, KINDS)
-    require_choice("a table", "profile", profile, PROFILES)
-    made = task_called(task)
-    return RunConfig(
-        task=made, model=model_of(task, variant, kind, seed), training=training_of(task, variant, kind, profile, seed)
-    )
+    return RunConfig(task=task_called(cell.task), model=model_of(cell, seed), training=training_of(cell, seed))
 
 
-def model_of(task: str, variant: str, kind: str, seed: int) -> Model:
+def model_of(cell: Cell, seed: int) -> Model:
     """A frozen machine of the paper's size, or for "full" an ordinary transformer of H heads of width d, D = H d features."""
-    sizes, what, made = SIZES[task], VARIANTS[variant], task_called(task)
+    sizes, what, task = sizes_of(cell.task, cell.profile), VARIANTS[cell.variant], task_called(cell.task)
     config = TransformerConfig(
-        vocab=made.vocab,
+        vocab=task.vocab,
         heads=sizes.heads,
         layers=sizes.layers,
         head_dim=sizes.head_dim,
-        features=made.vocab,
+        features=task.vocab,
         causal=True,
     )
-    if kind == "full":
+    if cell.kind == "full":
         features = sizes.heads * sizes.head_dim
         return FullyTrained(
             config=replace(
@@ -124,28 +147,29 @@ def model_of(task: str, variant: str, kind: str, seed: int) -> Model:
                 norm="layer" if what.norm else None,
                 mlp=4 * features if what.mlp else 0,
                 positions="learned",
-                max_length=made.length,
+                max_length=task.length,
             )
         )
-    options = {
-        "residual": what.residual,
-        "norm": "pre" if what.norm else None,
-        "mlp": sizes.width if what.mlp else 0,
-        "seed": seed,
-    }
-    machine = FrozenMasked if kind == "sparse" else FrozenRandom
-    return FrozenMachine(recipe=machine.recipe_for(network_class(config), **options), embedding_std=0.1 if what.norm else 0.5)
+    options = {"residual": what.residual, "norm": "pre" if what.norm else None, "mlp": sizes.width if what.mlp else 0, "seed": seed}
+    machine = FrozenMasked if cell.kind == "sparse" else FrozenRandom
+    recipe = machine.recipe_for(network_class(config), **options)
+    if what.norm or what.mlp or (what.residual and cell.kind == "random"):
+        return FrozenMachine(recipe=recipe, embedding_std=0.1)
+    coordinates = "reads" if cell.kind == "random" else "embedding"
+    return FrozenMachine(recipe=recipe, readout="shared", coordinates=coordinates, embedding_std=0.5)
 
 
-def training_of(task: str, variant: str, kind: str, profile: str, seed: int) -> TrainingConfig:
-    """AdamW, batch 64, one cycle up to 3e-3 (the choices are measured in docs/learning.md)."""
+def training_of(cell: Cell, seed: int) -> TrainingConfig:
+    """AdamW, one cycle; the choices are measured in docs/learning.md."""
+    quick, normed = cell.profile == "quick", VARIANTS[cell.variant].norm
     return TrainingConfig(
-        steps=2000 if profile == "paper" else 300,
-        learning_rate=3e-3,
+        steps=300 if quick else 2000,
+        batch_size=32 if quick else 64,
+        learning_rate=3e-3 if normed else 3e-2,
         schedule="one-cycle",
-        warm_up=200 if profile == "paper" else 30,
+        warm_up=30 if quick else 200,
         seed=seed,
         evaluate_every=100,
-        evaluation_size=1024 if task == "dyck" else 256,
-        stop_at=1.0 if task == "dyck" else 0.999,
+        evaluation_size=128 if quick else 1024 if cell.task == "dyck" else 256,
+        stop_at=1.0 if cell.task == "dyck" else 0.999,
     )

@@ -1,0 +1,245 @@
+"""``anyformer reproduce table1 | table2``: train every cell, score it on the machine itself, and set it beside the paper and the trivial baselines.
+
+    results/<table>.json      a list of rows, one a cell (per cent)
+    results/<table>.md        the same as a table of Markdown, with how it was made
+    results/<table>-<profile>.png     held-out accuracy against steps
+
+A cell's runs lie in their run folders; what is finished there is read, not trained again, and a row that nobody ran keeps what the file had.
+"""
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Executor
+from dataclasses import asdict, dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from statistics import mean, stdev
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from anyformer.backbones import PathTree
+from anyformer.backbones.frozen import FrozenMasked
+from anyformer.compiling import compile
+from anyformer.errors import AnyformerError
+from anyformer.experiments.learned import KINDS, PAPER, PROFILES, VARIANTS, Cell, run_config, sizes_of, task_called
+from anyformer.learning.runs import RunConfig, RunResult
+from anyformer.learning.sweeps import SweepReport, sweep
+from anyformer.program import Program, load
+from anyformer.storage import write_text
+from anyformer.targets.transformer import Transformer
+from anyformer.tasks import Batch, Task
+from anyformer.tasks.baselines import baselines
+
+TABLES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    "table1": (("dyck", "1-hop", "2-hop", "3-hop", "4-hop"), ("none", "residual+norm")),
+    "table2": (("dyck", "2-hop"), tuple(VARIANTS)),
+}
+"""Tasks and variants of each table."""
+MODELS = (*KINDS, "compiled")
+SCORED = {"dyck": 4096, "k-hop": 512}
+"""Held-out sequences on which a finished model is scored."""
+SCORES = "scores.json"
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of a table, in per cent; one number a seed. ``accuracy`` looks at every scored position (all 99 outputs of k-hop)."""
+
+    task: str
+    norm: str
+    model: str
+    H: int
+    L: int
+    d: int
+    m: int
+    seeds: list[int]
+    accuracy: list[float]
+    accuracy_letters: list[float]
+    paper: float | None
+    profile: str
+    command: str
+    steps: list[int] = field(default_factory=list)
+    seconds: list[float] = field(default_factory=list)
+    baselines: dict[str, float] = field(default_factory=dict)
+    curves: list[list[list[float]]] = field(default_factory=list)
+    """For each seed, [step, held-out accuracy] at every evaluation."""
+
+    @property
+    def key(self) -> tuple[str, str, str, str]:
+        """What names the line."""
+        return self.task, self.norm, self.model, self.profile
+
+
+def cells(table: str, profile: str, only: Sequence[str] = ()) -> list[Cell]:
+    """The cells of a table that training fills; ``only`` keeps those that match one of task:variant:model, * for any."""
+    tasks, variants = TABLES[table]
+    all_cells = [Cell(task, variant, kind, profile) for task in tasks for variant in variants for kind in KINDS]
+    if not only:
+        return all_cells
+    patterns = [_pattern(text, tasks, variants) for text in only]
+    return [c for c in all_cells if any(all(p in ("*", v) for p, v in zip(pattern, c.name, strict=True)) for pattern in patterns)]
+
+
+def _pattern(text: str, tasks: Sequence[str], variants: Sequence[str]) -> tuple[str, ...]:
+    parts, allowed = tuple(text.split(":")), (tasks, variants, KINDS)
+    if len(parts) != 3:
+        raise AnyformerError(f"reproduce: --only takes task:variant:model, * for any; got {text!r}")
+    for part, names in zip(parts, allowed, strict=True):
+        if part != "*" and part not in names:
+            raise AnyformerError(f"reproduce: {part!r} in {text!r} is none of {', '.join(names)} (or *)")
+    return parts
+
+
+def reproduce(
+    table: str,
+    profile: str,
+    seeds: Sequence[int],
+    folder: Path,
+    runs: Path,
+    executor: Executor | None = None,
+    only: Sequence[str] = (),
+    command: str = "",
+    report: SweepReport | None = None,
+) -> dict[str, Any]:
+    """Train, score and write; returns the rows, the failures and the files. Raises AnyformerError for unknown names."""
+    if table not in TABLES or profile not in PROFILES:
+        raise AnyformerError(f"reproduce: {', '.join(TABLES)} and profiles {', '.join(PROFILES)} exist, got {table!r}, {profile!r}")
+    if not seeds or len(set(seeds)) < len(seeds):
+        raise AnyformerError(f"reproduce: different seeds expected, got {list(seeds)}")
+    before = read_rows(folder / f"{table}.json")
+    wanted = cells(table, profile, only)
+    configs = {(cell, seed): run_config(cell, seed) for cell in wanted for seed in seeds}
+    done = sweep(configs.values(), executor, runs, report)
+    finished = {result.folder.name: result for result in done.runs}
+    rows = {row.key: row for row in before}
+    for cell in cells(table, profile):
+        for model in (cell.kind, "compiled") if cell.kind == "full" else (cell.kind,):
+            held = {s: finished[c.name] for (w, s), c in configs.items() if w == cell and c.name in finished}
+            row = _row(cell, model, held, command)
+            if held or row.key not in rows:
+                rows[row.key] = row
+    order = {row: i for i, row in enumerate(_order(table))}
+    listed = sorted(rows.values(), key=lambda row: order[row.key])
+    folder.mkdir(parents=True, exist_ok=True)
+    write_text(folder / f"{table}.json", json.dumps([asdict(row) for row in listed], indent=1) + "\n")
+    write_text(folder / f"{table}.md", markdown(table, listed))
+    return {"rows": listed, "failures": dict(done.failures), "skipped": list(done.skipped)}
+
+
+def _order(table: str) -> Iterator[tuple[str, str, str, str]]:
+    tasks, variants = TABLES[table]
+    for profile in reversed(PROFILES):
+        for variant in variants:
+            for task in tasks:
+                yield from ((task, variant, model, profile) for model in MODELS)
+
+
+def read_rows(path: Path) -> list[Row]:
+    """The rows of an earlier table; none where there is no file."""
+    if not path.is_file():
+        return []
+    try:
+        return [Row(**row) for row in json.loads(path.read_text(encoding="utf-8"))]
+    except (ValueError, TypeError) as error:
+        raise AnyformerError(f"{path} is not a table of ours ({error!s:.80}); move it away") from None
+
+
+def _row(cell: Cell, model: str, held: dict[int, RunResult], command: str) -> Row:
+    sizes, scored = sizes_of(cell.task, cell.profile), {}
+    width = 0
+    for seed, result in held.items():
+        scored[seed] = scores(run_config(cell, seed), result, compiled=model == "compiled")
+        width = scored[seed]["width"]
+    if not width:
+        width = sizes.width if model in ("sparse", "random") else sizes.heads * sizes.head_dim
+    histories = [result.history for result in held.values()]
+    return Row(
+        *cell.name[:2],
+        model,
+        sizes.heads,
+        sizes.layers,
+        sizes.head_dim,
+        width,
+        list(scored),
+        [100 * s["accuracy"] for s in scored.values()],
+        [100 * s["letters"] for s in scored.values() if "letters" in s],
+        PAPER.get(cell.name) if model != "compiled" else None,
+        cell.profile,
+        command if held else "",
+        [h.steps[-1] for h in histories],
+        [round(h.seconds, 1) for h in histories],
+        floors(cell.task),
+        [[[s, round(a, 5)] for s, a in zip(h.steps, h.accuracies, strict=True)] for h in histories],
+    )
+
+
+@lru_cache
+def floors(task: str) -> dict[str, float]:
+    """What predictors reach that understand nothing, in per cent."""
+    found = baselines(task_called(task), size=20_000).by_name()
+    return {name: round(100 * score["accuracy"], 1) for name, score in found.items()}
+
+
+# --- scores of a finished run -----------------------------------------------------------------------------------------------------
+
+
+def scores(config: RunConfig, result: RunResult, compiled: bool = False) -> dict[str, Any]:
+    """Accuracies of what a run left behind, on the held-out set, and the width that it runs at; kept in its folder. ``compiled``: of a fully
+    trained target, compiled for the 0/1 machine of its class and run there."""
+    kept = result.folder / ("compiled-" * compiled + SCORES)
+    if kept.is_file():
+        return json.loads(kept.read_text(encoding="utf-8"))
+    if compiled:
+        target = Transformer.load(result.result)
+        alone = not (target.config.residual or target.config.norm)
+        program: Program | Transformer = compile(target, (FrozenMasked if alone else PathTree).for_class(target))
+    else:
+        program = load(result.result) if hasattr(config.model, "recipe") else Transformer.load(result.result)
+    if isinstance(program, Program):
+        machine, width = program.machine(), program.width
+        found = evaluated(lambda tokens: machine(tokens, program), config.task)
+    else:
+        width = program.config.features
+        found = evaluated(program, config.task)
+    out = found | {"width": width}
+    write_text(kept, json.dumps(out) + "\n")
+    return out
+
+
+@torch.no_grad()
+def evaluated(run: Callable[[Tensor], Tensor], task: Task, rows: int = 16) -> dict[str, float]:
+    """Every accuracy of the task on its held-out set."""
+    batch: Batch = task.held_out(SCORED["k-hop" if task.length == 99 else "dyck"])
+    return task.accuracies(torch.cat([run(part) for part in batch.inputs.split(rows)]), batch)
+
+
+# --- the table for people -----------------------------------------------------------------------------------------------------------
+
+
+def markdown(table: str, rows: Iterable[Row]) -> str:
+    """The table: ours (mean and, over seeds, the standard deviation), the paper's, the best trivial baseline."""
+    lines = [f"# {table}: held-out accuracy in per cent", ""]
+    rows = list(rows)
+    for profile in reversed(PROFILES):
+        mine = [row for row in rows if row.profile == profile]
+        if not any(row.accuracy for row in mine):
+            continue
+        said = "the paper's H, L, d and m" if profile == "paper" else "smaller models, few steps: no claim about the paper's figures"
+        head = ["task", "variant", "model", "m", "seeds", "ours", "letters", "paper", "best trivial", "steps"]
+        lines += [f"## Profile `{profile}` ({said})", "", f"| {' | '.join(head)} |", "|" + "---|" * len(head)]
+        for row in mine:
+            best = max(row.baselines.items(), key=lambda item: item[1])
+            cells = [row.task, row.norm, row.model, str(row.m), str(len(row.seeds)), spelled(row.accuracy), spelled(row.accuracy_letters)]
+            cells += ["" if row.paper is None else f"{row.paper:.1f}", f"{best[1]:.1f} ({best[0]})", " ".join(map(str, row.steps))]
+            lines.append(f"| {' | '.join(cells)} |")
+        lines.append("")
+    return "\n".join(lines)
+
+
+def spelled(values: Sequence[float]) -> str:
+    """``99.8`` or ``99.8 ± 0.1``; "not run" of none."""
+    if not values:
+        return "not run"
+    return f"{mean(values):.1f}" + (f" ± {stdev(values):.1f}" if len(values) > 1 else "")
