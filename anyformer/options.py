@@ -235,4 +235,6 @@ class Train(Generic[T]):
     """Go on where an unfinished run with these options stopped."""
     device: str = "cpu"
     """Where to train (cpu, cuda)."""
+    track: str | None = None
+    """Send the figures to this project of trackio as well (extra track)."""
     as_json: AsJson = False

@@ -5,6 +5,7 @@ from typing import Any
 from anyformer.console import show, train_progress
 from anyformer.learning.models import FullyTrained, Model
 from anyformer.learning.runs import RunConfig, RunResult, run_training
+from anyformer.learning.sinks import TrackioSink
 from anyformer.options import Train
 from anyformer.targets.transformer import TransformerConfig
 from anyformer.tasks import Task
@@ -34,8 +35,9 @@ def _model(options: Train[Task]) -> Model:
 def train(options: Train[Task]) -> dict[str, Any]:
     """Run the training that the options describe; returns what ``--json`` prints."""
     config = run_config(options)
+    sinks = () if options.track is None else (TrackioSink(options.track),)
     with train_progress(quiet=options.as_json, name=config.name) as report:
-        result = run_training(config, options.runs, resume=options.resume, report=report, device=options.device)
+        result = run_training(config, options.runs, resume=options.resume, report=report, sinks=sinks, device=options.device)
     if not options.as_json:
         _show(result)
     history = result.history

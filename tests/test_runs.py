@@ -455,7 +455,7 @@ def test_reading_what_is_no_run(reference: Path, tmp_path: Path):
 
 def test_one_process_a_folder(tmp_path: Path):
     home = unfinished(tmp_path, steps=8)
-    with home.held(), pytest.raises(AnyformerError, match="another process is training here; wait for it or end it first"):
+    with home.held(), pytest.raises(AnyformerError, match=rf"another process \(id {os.getpid()}\) is training here"):
         run_training(CONFIG, tmp_path)
     assert run_training(CONFIG, tmp_path).finished
 

@@ -67,7 +67,10 @@ class RunFolder:
             if fcntl is not None:
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise AnyformerError(f"{self.path}: another process is training here; wait for it or end it first") from None
+            holder = os.read(handle, 20).decode(errors="replace").strip() or "unknown"
+            raise AnyformerError(f"{self.path}: another process (id {holder}) is training here; wait for it or end it") from None
+        os.ftruncate(handle, 0)
+        os.write(handle, f"{os.getpid()}\n".encode())
 
     def finished(self) -> History | None:
         """The history of a finished run, or None. Raises AnyformerError where the folder is not of this configuration."""

@@ -4,7 +4,9 @@
 """
 
 import logging
+import sys
 from collections.abc import Iterable, Mapping
+from contextlib import redirect_stdout
 from typing import Any, Protocol, runtime_checkable
 
 from anyformer.errors import AnyformerError
@@ -42,13 +44,15 @@ class TrackioSink:
         self.trackio, self.project = trackio, project
 
     def begin(self, name: str, config: Mapping[str, Any]) -> None:
-        self.trackio.init(project=self.project, name=name, config=dict(config), resume="allow")
+        with redirect_stdout(sys.stderr):  # it greets
+            self.trackio.init(project=self.project, name=name, config=dict(config), resume="allow")
 
     def log(self, step: int, figures: Mapping[str, float]) -> None:
         self.trackio.log(dict(figures), step=step)
 
     def end(self) -> None:
-        self.trackio.finish()
+        with redirect_stdout(sys.stderr):
+            self.trackio.finish()
 
 
 class Sinks:
