@@ -44,6 +44,39 @@ def _save(figure: Any, path: Path) -> None:
         pyplot().close(figure)
 
 
+def draw_curves(path: Path, curves: dict[str, dict[str, list[list[list[float]]]]], floors: dict[str, float], title: str) -> None:
+    """Held-out accuracy against steps: a panel a task and variant, a line a model (thin: its seeds), dashed the best trivial baseline.
+
+    ``curves[panel][model]`` holds [step, accuracy] of every evaluation, a list a seed.
+    """
+    plt = pyplot()
+    columns = min(5, len(curves))
+    rows = -(-len(curves) // columns)
+    figure, axes = plt.subplots(rows, columns, figsize=(3.1 * columns, 2.5 * rows), squeeze=False, sharey=True)
+    colours = dict(zip(("sparse", "random", "full"), COLOURS[1:], strict=False))
+    for axis in axes.flat[len(curves) :]:
+        axis.set_axis_off()
+    for axis, (panel, models) in zip(axes.flat, curves.items(), strict=False):
+        axis.axhline(floors[panel], **BOUND)
+        for i, (model, seeds) in enumerate(models.items()):
+            for number, seed in enumerate(seeds):
+                steps, accuracies = zip(*seed, strict=True)
+                label = model if number == 0 else None
+                axis.plot(
+                    steps, [100 * a for a in accuracies], color=colours[model], linestyle=STYLES[i], linewidth=1.1, label=label
+                )
+        axis.set_title(panel, fontsize=9)
+        axis.set_ylim(0, 102)
+        axis.legend(fontsize=7, frameon=False, loc="lower right")
+    for axis in axes[-1]:
+        axis.set_xlabel("steps", fontsize=8)
+    for axis in axes[:, 0]:
+        axis.set_ylabel("held-out accuracy (%)", fontsize=8)
+    figure.suptitle(title, fontsize=10)
+    figure.tight_layout()
+    _save(figure, path)
+
+
 def spread(wanted: Sequence[float], sizes: Sequence[float]) -> list[float]:
     """Centres of intervals of the given sizes, in the order of ``wanted`` (ascending), that do not overlap and stay close to it."""
     groups: list[tuple[float, float, int]] = []  # offset of the first start, total size, members

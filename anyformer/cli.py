@@ -23,6 +23,7 @@ from anyformer.options import (
     Generate,
     Inspect,
     Limits,
+    Reproduce,
     Run,
     Specialize,
     Tasks,
@@ -260,6 +261,31 @@ def _limits(options: Limits) -> tuple[dict[str, Any], int]:
     return result, 0 if result["passed"] else 1
 
 
+def _reproduce(options: Reproduce) -> tuple[dict[str, Any], int]:
+    from dataclasses import asdict
+
+    from anyformer.console import reproduce_progress, show_table
+    from anyformer.experiments.tables import cells, reproduce
+
+    cluster = options.engine == "ray"
+    count = len(cells(options.table, options.profile, options.only)) * len(options.seeds)
+    said = " ".join(["anyformer reproduce", options.table, "--profile", options.profile, "--seeds", *map(str, options.seeds)])
+    with contextlib.ExitStack() as stack:
+        executor = stack.enter_context(_ray()) if cluster else None
+        report = stack.enter_context(reproduce_progress(quiet=options.as_json, runs=count))
+        where = (options.output, options.runs, executor, options.only)
+        result = reproduce(options.table, options.profile, options.seeds, *where, command=said, report=report)
+    if not options.as_json:
+        show_table(options.table, result, options.output)
+    return result | {"rows": [asdict(row) for row in result["rows"]]}, 1 if result["failures"] else 0
+
+
+def _ray() -> Any:
+    from anyformer.learning.cluster import RayExecutor
+
+    return RayExecutor()
+
+
 def _train(options: Train[Any]) -> tuple[dict[str, Any], int]:
     from anyformer.train_command import train
 
@@ -288,6 +314,7 @@ COMMANDS: dict[str, Command] = {
     "specialize": Command(Specialize, _specialize, "a program becomes an ordinary transformer again"),
     "cost": Command(CostCommand, _cost, "width of every machine for a class"),
     "tasks": Command(Tasks, _tasks, "what there is to learn, and what it is worth without understanding"),
+    "reproduce": Command(Reproduce, _reproduce, "the paper's tables of learned programs, trained and scored"),
     "limits": Command(Limits, _limits, "what no fixed machine can do, measured (minutes; --quick: seconds)"),
 }
 """In the order in which a newcomer needs them."""

@@ -237,6 +237,45 @@ def show_tasks(result: dict[str, Any]) -> None:
 
 
 @contextmanager
+def reproduce_progress(quiet: bool, runs: int) -> Iterator[Any]:
+    """A bar over the runs of a table; calls ``report(name, result or reason)``."""
+    if quiet or not OUT.is_terminal:
+        if not quiet:
+            show(f"{runs} runs (finished ones are read) ...")
+        yield None
+        return
+    with Progress(
+        TextColumn("runs"), BarColumn(), TextColumn("{task.fields[last]}"), TimeRemainingColumn(), console=OUT
+    ) as progress:
+        bar = progress.add_task("runs", total=runs, last="")
+
+        def report(name: str, outcome: Any) -> None:
+            said = outcome if isinstance(outcome, str) else f"accuracy {100 * outcome.history.accuracies[-1]:.1f} %"
+            progress.update(bar, advance=1, last=f"{name}: {said}")
+
+        yield report
+
+
+def show_table(name: str, result: dict[str, Any], folder: Any) -> None:
+    """The rows of a table that were run, and the runs that failed."""
+    from anyformer.experiments.tables import spelled
+
+    table = Table("task", "variant", "model", "m", "ours (%)", "letters", "paper", "best trivial", "profile")
+    for row in result["rows"]:
+        if row.accuracy:
+            best = max(row.baselines.values())
+            paper = "" if row.paper is None else f"{row.paper:.1f}"
+            figures = (spelled(row.accuracy), spelled(row.accuracy_letters) if row.accuracy_letters else "", paper, f"{best:.1f}")
+            table.add_row(row.task, row.norm, row.model, str(row.m), *figures, row.profile)
+    OUT.print(table)
+    empty = sum(not row.accuracy for row in result["rows"])
+    show(f"{empty} of {len(result['rows'])} rows were not run" if empty else "every row was run")
+    for run, reason in result["failures"].items():
+        show(f"run {run} failed: {reason}")
+    show(f"wrote {folder / name}.json, {name}.md and figures")
+
+
+@contextmanager
 def limits_progress(quiet: bool, quick: bool) -> Iterator[Any]:
     """A bar for each part of ``anyformer limits``; calls ``report(part, done, of)``."""
     if quiet or not OUT.is_terminal:

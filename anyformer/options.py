@@ -182,6 +182,30 @@ class Tasks:
 
 
 @dataclass(frozen=True)
+class Reproduce:
+    """Train and score the cells of a table of Fixed Universal Transformers; writes TABLE.json, TABLE.md and a figure of the curves.
+
+    Example: anyformer reproduce table1 --seeds 0 1 2
+    """
+
+    table: Annotated[Positional[Literal["table1", "table2"]], arg(metavar="TABLE")]
+    """table1: five tasks, without and with residual & norm; table2: the ablation."""
+    profile: Literal["quick", "paper"] = "quick"
+    """quick: small models, 300 steps, no claim about the paper's figures; paper: its H, L, d and m (hours)."""
+    seeds: tuple[int, ...] = (0,)
+    """One run a cell and seed."""
+    only: tuple[str, ...] = ()
+    """Only these cells, task:variant:model with * for any (2-hop:none:*); the others keep what TABLE.json has."""
+    engine: Literal["local", "ray"] = "local"
+    """A process a core of this machine, or a Ray cluster."""
+    runs: Path = Path("runs")
+    """Folder of the run folders: what is finished there is not trained again, what is not goes on."""
+    output: Output = Path("results")
+    """Folder for the table."""
+    as_json: AsJson = False
+
+
+@dataclass(frozen=True)
 class Limits:
     """What a fixed machine cannot do and what it needs: the lower bound, widths below N, LayerNorm, random weights (docs/limits.md).
 

@@ -57,8 +57,9 @@ class Program:
     """The embedding of a machine, in its columns.
 
     tokens (vocab, a) at coordinates ``token_at`` (a,); positions (n_max, b) at ``position_at`` (b,), or None; constants (c,) at
-    ``constant_at`` (c,), None: at the first c; coordinates in none of them are 0. ``readout`` (width, out) is None where the read-out is the
-    machine's own; ``norms`` (norms, 2, width) are gains and biases of norms that a machine leaves to its programs. ``recipe`` says which machine, ``fingerprint`` is its name. ``placement`` is None where the program fills its machine.
+    ``constant_at`` (c,), None: at the first c; coordinates in none of them are 0. ``readout`` (width, out) is None where the
+    read-out is the machine's own; ``norms`` (norms, 2, width) are gains and biases of norms that a machine leaves to its programs.
+    ``recipe`` says which machine, ``fingerprint`` is its name. ``placement`` is None where the program fills its machine.
     """
 
     recipe: Recipe

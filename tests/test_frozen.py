@@ -16,8 +16,8 @@ from anyformer.backbones.frozen import Frozen, FrozenRecipe
 from anyformer.errors import AnyformerError, OutsideClass
 from anyformer.learning.learner import LearnedProgram
 from anyformer.recipe import Recipe
-from anyformer.tasks import IGNORED
 from anyformer.targets.transformer import TransformerConfig
+from anyformer.tasks import IGNORED
 
 KINDS = (FrozenMasked, FrozenRandom)
 VOCAB, LENGTH = 5, 6

@@ -150,7 +150,12 @@ def model_of(cell: Cell, seed: int) -> Model:
                 max_length=task.length,
             )
         )
-    options = {"residual": what.residual, "norm": "pre" if what.norm else None, "mlp": sizes.width if what.mlp else 0, "seed": seed}
+    options = {
+        "residual": what.residual,
+        "norm": "pre" if what.norm else None,
+        "mlp": sizes.width if what.mlp else 0,
+        "seed": seed,
+    }
     machine = FrozenMasked if cell.kind == "sparse" else FrozenRandom
     recipe = machine.recipe_for(network_class(config), **options)
     if what.norm or what.mlp or (what.residual and cell.kind == "random"):

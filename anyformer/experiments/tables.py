@@ -1,4 +1,4 @@
-"""``anyformer reproduce table1 | table2``: train every cell, score it on the machine itself, and set it beside the paper and the trivial baselines.
+"""``anyformer reproduce table1 | table2``: train every cell, score it on the machine itself, beside the paper and trivial baselines.
 
     results/<table>.json      a list of rows, one a cell (per cent)
     results/<table>.md        the same as a table of Markdown, with how it was made
@@ -21,6 +21,7 @@ from torch import Tensor
 
 from anyformer.backbones import PathTree
 from anyformer.backbones.frozen import FrozenMasked
+from anyformer.charts import draw_curves
 from anyformer.compiling import compile
 from anyformer.errors import AnyformerError
 from anyformer.experiments.learned import KINDS, PAPER, PROFILES, VARIANTS, Cell, run_config, sizes_of, task_called
@@ -105,7 +106,9 @@ def reproduce(
 ) -> dict[str, Any]:
     """Train, score and write; returns the rows, the failures and the files. Raises AnyformerError for unknown names."""
     if table not in TABLES or profile not in PROFILES:
-        raise AnyformerError(f"reproduce: {', '.join(TABLES)} and profiles {', '.join(PROFILES)} exist, got {table!r}, {profile!r}")
+        raise AnyformerError(
+            f"reproduce: {', '.join(TABLES)} and profiles {', '.join(PROFILES)} exist, got {table!r}, {profile!r}"
+        )
     if not seeds or len(set(seeds)) < len(seeds):
         raise AnyformerError(f"reproduce: different seeds expected, got {list(seeds)}")
     before = read_rows(folder / f"{table}.json")
@@ -125,7 +128,21 @@ def reproduce(
     folder.mkdir(parents=True, exist_ok=True)
     write_text(folder / f"{table}.json", json.dumps([asdict(row) for row in listed], indent=1) + "\n")
     write_text(folder / f"{table}.md", markdown(table, listed))
+    _draw(table, profile, listed, folder / f"{table}-{profile}.png")
     return {"rows": listed, "failures": dict(done.failures), "skipped": list(done.skipped)}
+
+
+def _draw(table: str, profile: str, rows: Sequence[Row], path: Path) -> None:
+    """The curves of one profile."""
+    curves: dict[str, dict[str, list[list[list[float]]]]] = {}
+    lowest: dict[str, float] = {}
+    for row in rows:
+        if row.profile == profile and row.curves and row.model != "compiled":
+            panel = f"{row.task}, {row.norm.replace('none', 'attention only')}"
+            curves.setdefault(panel, {})[row.model] = row.curves
+            lowest[panel] = max(row.baselines.values())
+    if curves:
+        draw_curves(path, curves, lowest, f"{table}, profile {profile}: dashed, the best predictor without understanding")
 
 
 def _order(table: str) -> Iterator[tuple[str, str, str, str]]:
@@ -226,13 +243,27 @@ def markdown(table: str, rows: Iterable[Row]) -> str:
         mine = [row for row in rows if row.profile == profile]
         if not any(row.accuracy for row in mine):
             continue
-        said = "the paper's H, L, d and m" if profile == "paper" else "smaller models, few steps: no claim about the paper's figures"
+        said = (
+            "the paper's H, L, d and m" if profile == "paper" else "smaller models, few steps: no claim about the paper's figures"
+        )
         head = ["task", "variant", "model", "m", "seeds", "ours", "letters", "paper", "best trivial", "steps"]
         lines += [f"## Profile `{profile}` ({said})", "", f"| {' | '.join(head)} |", "|" + "---|" * len(head)]
         for row in mine:
             best = max(row.baselines.items(), key=lambda item: item[1])
-            cells = [row.task, row.norm, row.model, str(row.m), str(len(row.seeds)), spelled(row.accuracy), spelled(row.accuracy_letters)]
-            cells += ["" if row.paper is None else f"{row.paper:.1f}", f"{best[1]:.1f} ({best[0]})", " ".join(map(str, row.steps))]
+            cells = [
+                row.task,
+                row.norm,
+                row.model,
+                str(row.m),
+                str(len(row.seeds)),
+                spelled(row.accuracy),
+                spelled(row.accuracy_letters),
+            ]
+            cells += [
+                "" if row.paper is None else f"{row.paper:.1f}",
+                f"{best[1]:.1f} ({best[0]})",
+                " ".join(map(str, row.steps)),
+            ]
             lines.append(f"| {' | '.join(cells)} |")
         lines.append("")
     return "\n".join(lines)

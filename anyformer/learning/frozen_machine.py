@@ -25,12 +25,15 @@ FIRST_STREAM = 2**63
 class FrozenMachine(Model):
     """A program for the machine of ``recipe``: E, and where stated position rows, and U are trained; nothing else.
 
-    What the paper leaves open: ``positions``: whether there are learned position rows (with a causal mask alone, tokens can be ordered,
-    but slowly: our prototypes did not learn k-hop without). ``readout``: "free" (U, m x out) or "shared" (one matrix on the sum of
-    the leaves, masked machines only). ``coordinates``: E itself, or on random machines of attention alone its "reads". ``train_norms``: also the gains and biases of LayerNorms. All is drawn normal: token rows with
-    ``embedding_std`` (0.5: small rows make attention flat, and an attention-only product of L flat layers has no gradient to
-    speak of), position rows with ``position_std`` (None: the same), U with ``readout_std`` (None: 1/sqrt(rows of the matrix)).
-    ``products`` is the dtype of products with dense frozen maps: "bfloat16" is faster where the processor has it.
+    What the paper leaves open:
+
+    * ``positions``: learned position rows, or none (a causal mask alone orders tokens, but nothing here learned k-hop so).
+    * ``readout``: "free" (U, m x out), or "shared": one matrix on the sum of the leaves, on masked machines and in "reads".
+    * ``coordinates``: E itself, or its "reads" (random machines of attention alone; :mod:`anyformer.learning.learner`).
+    * ``train_norms``: also the gains and biases of LayerNorms, which are 1 and 0 otherwise.
+    * All is drawn normal: token rows with ``embedding_std`` (0.5: small rows make attention flat, and a product of flat layers
+      has little gradient), position rows with ``position_std`` (None: the same), U with ``readout_std`` (None: 1/sqrt(its rows)).
+    * ``products``: dtype of products with dense frozen maps; "bfloat16" is faster where the processor has it.
     """
 
     recipe: FrozenRecipe

@@ -78,7 +78,9 @@ class LearnedProgram(nn.Module):
                 f"({required_reads(machine.network_class)}); got {machine!r}"
             )
         if readout != "shared":
-            raise AnyformerError('coordinates="reads" keep the machine\'s own U up to one matrix (d_in, out): give readout="shared"')
+            raise AnyformerError(
+                'coordinates="reads" keep the machine\'s own U up to one matrix (d_in, out): give readout="shared"'
+            )
 
     @property
     def machine(self) -> Frozen:

@@ -2,8 +2,8 @@
 
     batch(seed, index) is that of tasks[i], i the number of ``until`` that are <= index;  measured on the last task
 
-A training's step is the index of its batch, so ``Curriculum(tasks=(KHop(hops=1), KHop(hops=2)), until=(300,))`` trains 300 steps on one hop, then on
-two.
+A training's step is the index of its batch: ``Curriculum(tasks=(KHop(hops=1), KHop(hops=2)), until=(300,))`` trains 300 steps on
+one hop, then on two.
 """
 
 from bisect import bisect

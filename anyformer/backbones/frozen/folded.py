@@ -2,10 +2,11 @@
 
     state(s) = [ reads of layer s+1 | out columns | children ],     state(s+1) = sum_h (A_h [+ I]) child_h,      leaf = E_leaf U_leaf
 
-Without a norm the stream of width m is never needed: ``U`` is linear and reads each leaf after its last layer, so its product with
-the leaf's columns may be taken before the run. With a true skip (0/1 maps) a block outlives the layer that read it and ``U`` reads it at the end:
-each node then has ``out`` more columns, ``E_reads U_reads``, that are added to the logits. Reads and children are kept apart, so that no
-gradient is ever padded with zeros to the width of a state. Equal to the literal machine, gradients included (tested to 1e-10).
+Without a norm the stream of width m is never needed: ``U`` is linear and reads each leaf after its last layer, so its product
+with the leaf's columns may be taken before the run. With a true skip (0/1 maps) a block outlives the layer that read it, and
+``U`` reads it at the end: each node then has ``out`` more columns, ``E_reads U_reads``, that are added to the logits. Reads and
+children are kept apart, so that no gradient is ever padded with zeros to the width of a state. Equal to the literal machine,
+gradients included (tested to 1e-10).
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -19,7 +20,6 @@ from torch import Tensor
 from anyformer.backbones.frozen.recipe import FrozenRecipe
 from anyformer.backbones.tree import Tree
 from anyformer.operators import Attention, Context
-
 
 Observer = Callable[[int, Tensor, Tensor], None]
 """Is told a layer, its heads' reads (batch, n, heads, reads) and its patterns."""

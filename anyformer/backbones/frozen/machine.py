@@ -20,7 +20,7 @@ from anyformer import philox
 from anyformer.backbones.folding import Trace, fold_in_blocks, routing_table, tree_plan
 from anyformer.backbones.frozen.folded import folded_logits, masked_table, random_table
 from anyformer.backbones.frozen.literal import LiteralFrozen
-from anyformer.backbones.frozen.recipe import FrozenMaskedRecipe, FrozenRandomRecipe, FrozenRecipe
+from anyformer.backbones.frozen.recipe import FrozenMaskedRecipe, FrozenRandomRecipe
 from anyformer.backbones.frozen.unfolded import BlockMaps, DenseMaps, LayerMaps, block_maps, unfolded_logits
 from anyformer.backbones.layouts import masked_literal
 from anyformer.backbones.literal import LiteralBank

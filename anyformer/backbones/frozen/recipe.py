@@ -9,7 +9,6 @@ Nothing here depends on a target. (Fixed Universal Transformers, arXiv 2605.3142
 
 from dataclasses import dataclass
 
-
 from anyformer.backbones.random_backbone import RandomRecipe, required_reads
 from anyformer.backbones.tree import Tree
 from anyformer.classes import NetworkClass, StageClass
