@@ -8,6 +8,7 @@ On a random machine of attention alone, E may be trained in the coordinates of i
 a gradient step on W does on any random machine what it does on 0/1 maps, while a step on E is distorted by R_all R_all^T.
 """
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -118,14 +119,31 @@ class LearnedProgram(nn.Module):
         tables = self.tables()
         held = [None if t is None else t.detach().requires_grad_() for t in tables]
         loss = 0.0
-        for part, wanted in zip(inputs.split(self.rows), labels.split(self.rows), strict=True):
-            logits = self.runs_on.logits(tuple(held), part, Context.of(part))
+        for part, wanted, queries in self._blocks(inputs, labels):
+            logits = self.runs_on.logits(tuple(held), part, Context.of(part), queries=queries)
             share = F.cross_entropy(logits.flatten(0, 1), wanted.flatten(), ignore_index=IGNORED, reduction="sum") / total
             share.backward()
             loss += share.item()
         pairs = [(t, h.grad) for t, h in zip(tables, held, strict=True) if t is not None and h is not None and h.grad is not None]
         torch.autograd.backward([t for t, _ in pairs], [g for _, g in pairs])
         return loss
+
+    def _blocks(self, inputs: Tensor, labels: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor | None]]:
+        """The batch in blocks of rows: inputs, labels, and the places that are scored where they are few (then the labels are theirs).
+        Under a causal mask nothing after a row's last scored place counts: rows are sorted by it, and blocks cut there."""
+        scored = labels != IGNORED
+        ends = (scored * torch.arange(1, labels.shape[1] + 1, device=labels.device)).amax(1)
+        causal = self.machine.recipe.attention.mask.causal
+        for rows in (torch.argsort(ends, stable=True) if causal else torch.arange(len(ends))).split(self.rows):
+            n = int(ends[rows].max()) if causal else labels.shape[1]
+            most = int(scored[rows].sum(1).max())
+            if most == 0:
+                continue
+            if 2 * most > n:
+                yield inputs[rows, :n], labels[rows, :n], None
+            else:
+                queries = torch.argsort((~scored[rows, :n]).int(), dim=1, stable=True)[:, :most]
+                yield inputs[rows, :n], labels[rows, :n].gather(1, queries), queries
 
     def _check(self, tokens: Tensor) -> None:
         check_tokens(tokens, len(self.tokens))

@@ -26,13 +26,13 @@ Observer = Callable[[int, Tensor, Tensor], None]
 
 
 class _Step(torch.autograd.Function):
-    """``sum_h A_h child_h``, split after its first columns: patterns (b, H, n, n), children (b, n, H w) -> (b, n, first), (b, n, w - first)."""
+    """``sum_h A_h child_h``, split after its first columns: patterns (b, H, q, n), children (b, n, H w) -> (b, q, first), (b, q, w - first)."""
 
     @staticmethod
     def forward(ctx: Any, patterns: Tensor, children: Tensor, first: int) -> tuple[Tensor, Tensor]:
-        batch, heads, n, _ = patterns.shape
+        batch, heads, queries, _ = patterns.shape
         width = children.shape[2] // heads
-        reads, rest = children.new_empty(batch, n, first), children.new_empty(batch, n, width - first)
+        reads, rest = children.new_empty(batch, queries, first), children.new_empty(batch, queries, width - first)
         for h, (left, right) in enumerate(_halves(children, heads, first)):
             for total, part in ((reads, left), (rest, right)):
                 if part.shape[2]:
@@ -70,8 +70,9 @@ def folded_logits(
     places: Float[Tensor, "n_max N"] | None,
     ctx: Context,
     observe: Observer | None = None,
+    queries: Int[Tensor, "batch q"] | None = None,
 ) -> Float[Tensor, "batch n out"]:
-    """Logits from the table of reads (a masked machine's or a random one's)."""
+    """Logits from the table of reads (a masked machine's or a random one's); with ``queries`` those of these places alone."""
     heads, out = recipe.attention.heads, recipe.network_class.outputs
     probes, kept = _columns(recipe)
     here, rest = (F.embedding(tokens, part) for part in (table[:, : probes + kept], table[:, probes + kept :]))
@@ -87,11 +88,21 @@ def folded_logits(
         if observe is not None:
             observe(layer, own, pattern)
         if kept:
-            logits = logits + here[..., probes:]
+            logits = logits + at_queries(here[..., probes:], queries)
             pattern = pattern + torch.eye(tokens.shape[1], dtype=pattern.dtype, device=pattern.device)
         last = layer == recipe.layers - 1
+        if last:
+            pattern = at_queries(pattern, queries)
         here, rest = _Step.apply(pattern, rest, out if last else probes + kept)  # type: ignore[misc]
     return logits + here
+
+
+def at_queries(x: Float[Tensor, "batch *rest"], queries: Int[Tensor, "batch q"] | None) -> Float[Tensor, "batch *rest"]:
+    """The rows (axis -2) of some places of each sequence; all of them for None."""
+    if queries is None:
+        return x
+    index = queries.reshape(len(queries), *[1] * (x.ndim - 3), -1, 1).expand(*x.shape[:-2], -1, x.shape[-1])
+    return x.gather(-2, index)
 
 
 def attention_pattern(

@@ -103,18 +103,22 @@ class Frozen(Machine):
         return self.table(torch.cat((tokens, positions)), readout).split((len(tokens), len(positions)))
 
     def logits(
-        self, tables: Tables, tokens: Int[Tensor, "batch n"], ctx: Context, observe: Any = None
+        self,
+        tables: Tables,
+        tokens: Int[Tensor, "batch n"],
+        ctx: Context,
+        observe: Any = None,
+        queries: Int[Tensor, "batch q"] | None = None,
     ) -> Float[Tensor, "batch n out"]:
-        """Logits from tables: the run of learning."""
+        """Logits from tables: the run of learning. With ``queries`` (batch, q) only those of these places, (batch, q, out)."""
         rows, places, *others = tables
         assert rows is not None
         if self.recipe.folds:
-            return folded_logits(self.recipe, tokens, rows, places, ctx, observe)
+            return folded_logits(self.recipe, tokens, rows, places, ctx, observe, queries)
         readout, norms = others
         assert readout is not None
-        return unfolded_logits(
-            self.recipe, self.maps(rows.dtype), self.mlps(rows.dtype), tokens, rows, places, readout, norms, ctx, observe
-        )
+        maps, mlps = self.maps(rows.dtype), self.mlps(rows.dtype)
+        return unfolded_logits(self.recipe, maps, mlps, tokens, rows, places, readout, norms, ctx, observe, queries)
 
     def mlps(self, dtype: torch.dtype) -> list[tuple[Tensor, Tensor]]:
         """W_1 and W_2 of every layer."""

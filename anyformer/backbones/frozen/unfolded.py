@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from anyformer.backbones.frozen.folded import Observer, attention_pattern
+from anyformer.backbones.frozen.folded import Observer, at_queries, attention_pattern
 from anyformer.backbones.frozen.recipe import FrozenRecipe
 from anyformer.backbones.tree import Tree
 from anyformer.operators import Context
@@ -102,7 +102,7 @@ class _MoveBlocks(torch.autograd.Function):
     def forward(
         ctx: Any, patterns: Tensor, y: Tensor, onto: Tensor | None, starts: tuple[tuple[int, ...], ...], width: int
     ) -> Tensor:
-        out = torch.zeros_like(y) if onto is None else onto.clone()
+        out = y.new_zeros(*patterns.shape[::2], y.shape[2]) if onto is None else onto.clone()
         for h, blocks in enumerate(starts):
             for at in blocks:
                 block = slice(at, at + width)
@@ -134,7 +134,7 @@ class _Multiply(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, patterns: Tensor, y: Tensor, onto: Tensor | None, *routes: Tensor) -> Tensor:
-        out = torch.zeros_like(y) if onto is None else onto.clone()
+        out = y.new_zeros(*patterns.shape[::2], y.shape[2]) if onto is None else onto.clone()
         for h, route in enumerate(routes):
             _add_product(out, patterns[:, h] @ y, route)
         ctx.save_for_backward(patterns, y, *routes)
@@ -172,8 +172,10 @@ def unfolded_logits(
     norms: Float[Tensor, "norms 2 m"] | None,
     ctx: Context,
     observe: Observer | None = None,
+    queries: Int[Tensor, "batch q"] | None = None,
 ) -> Float[Tensor, "batch n out"]:
-    """Logits, layer by layer. ``norms`` are gains and biases, in the order of the run; None: 1 and 0."""
+    """Logits, layer by layer. ``norms`` are gains and biases, in the order of the run; None: 1 and 0. With ``queries`` the last layer
+    is computed at these places alone."""
     x = F.embedding(tokens, rows)
     if places is not None:
         x = x + F.embedding(ctx.positions, places)
@@ -191,6 +193,8 @@ def unfolded_logits(
         pattern = attention_pattern(recipe.attention, own, ctx)
         if observe is not None:
             observe(layer, own, pattern)
+        if layer == recipe.layers - 1:
+            pattern, x = at_queries(pattern, queries), at_queries(x, queries)
         x = layer_maps.route(pattern, y, x if recipe.residual else None)
         x = normed(x) if post else x
         if mlps:
