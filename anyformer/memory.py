@@ -1,5 +1,6 @@
 """How much memory something would need, said before it is allocated."""
 
+import ctypes
 import os
 
 from anyformer.errors import AnyformerError
@@ -18,6 +19,17 @@ def available_bytes() -> int | None:
         return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (ValueError, OSError, AttributeError):
         return None
+
+
+def keep_freed_memory() -> bool:
+    """Let this process keep memory that it frees: a loop that frees and takes the same large blocks each step then does not ask the system for
+    fresh, zeroed pages each time. Returns whether the C library knows how (glibc)."""
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except (OSError, AttributeError):
+        return False
+    trim, mmap = -1, -3  # M_TRIM_THRESHOLD, M_MMAP_THRESHOLD of malloc.h
+    return bool(mallopt(mmap, 2**30)) and bool(mallopt(trim, 2**31 - 1))
 
 
 def human_bytes(count: int) -> str:

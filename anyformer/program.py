@@ -154,12 +154,12 @@ class Program:
         rows = F.embedding(ctx.positions, self.positions)
         return state + rows if self._covers(self.position_at) else state.index_add(-1, self.position_at, rows)
 
-    def to(self, dtype: torch.dtype) -> "Program":
-        """The same program with columns of another dtype."""
-        cast = {
-            name: value.to(dtype) for name, value in vars(self).items() if isinstance(value, Tensor) and value.is_floating_point()
-        }
-        return replace(self, **cast)
+    def to(self, target: torch.dtype | torch.device | str) -> "Program":
+        """The same program with columns of another dtype, or on another device."""
+        tensors = {name: value for name, value in vars(self).items() if isinstance(value, Tensor)}
+        if isinstance(target, torch.dtype):
+            tensors = {name: value for name, value in tensors.items() if value.is_floating_point()}
+        return replace(self, **{name: value.to(target) for name, value in tensors.items()})
 
     def detach(self) -> "Program":
         """The same numbers, outside of any gradient graph."""

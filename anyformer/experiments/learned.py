@@ -161,16 +161,16 @@ def model_of(cell: Cell, seed: int) -> Model:
     if what.norm or what.mlp or (what.residual and cell.kind == "random"):
         return FrozenMachine(recipe=recipe, embedding_std=0.1)
     coordinates = "reads" if cell.kind == "random" else "embedding"
-    return FrozenMachine(recipe=recipe, readout="shared", coordinates=coordinates, embedding_std=0.5)
+    return FrozenMachine(recipe=recipe, readout="shared", coordinates=coordinates, embedding_std=0.5, self_heads=1.3)
 
 
 def training_of(cell: Cell, seed: int) -> TrainingConfig:
     """AdamW, one cycle; the choices are measured in docs/learning.md."""
     quick, normed = cell.profile == "quick", VARIANTS[cell.variant].norm
     return TrainingConfig(
-        steps=300 if quick else 2000,
+        steps=300 if quick else 2000 if normed else 4000,
         batch_size=32 if quick else 64,
-        learning_rate=3e-3 if normed else 3e-2,
+        learning_rate=3e-3 if normed else 2e-2,
         schedule="one-cycle",
         warm_up=30 if quick else 200,
         seed=seed,

@@ -10,13 +10,16 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from anyformer import philox
-from anyformer.backbones.frozen import Frozen, FrozenRecipe
+from anyformer.backbones.frozen import Frozen, FrozenMasked, FrozenRecipe
+from anyformer.backbones.frozen.unfolded import block_maps
 from anyformer.errors import AnyformerError, require_choice
 from anyformer.learning.learner import COORDINATES, READOUTS, LearnedProgram
 from anyformer.learning.models import Model
 from anyformer.memory import require_memory
 from anyformer.tasks import Task
 
+SELF_TOKENS = 0.1
+"""Standard deviation of token rows in a head that starts by attending to itself."""
 FIRST_STREAM = 2**63
 """Philox streams from here on draw initial programs: tokens, positions, read-out."""
 
@@ -33,6 +36,9 @@ class FrozenMachine(Model):
     * ``train_norms``: also the gains and biases of LayerNorms, which are 1 and 0 otherwise.
     * All is drawn normal: token rows with ``embedding_std`` (0.5: small rows make attention flat, and a product of flat layers
       has little gradient), position rows with ``position_std`` (None: the same), U with ``readout_std`` (None: 1/sqrt(its rows)).
+    * ``self_heads``: where it is not 0, the last head of every layer starts by attending to its own position, its key rows equal to
+      its query rows (positions with this standard deviation, tokens with SELF_TOKENS): attention alone then starts as something
+      like a residual network, and deep paths carry a signal. Masked machines, and "reads".
     * ``products``: dtype of products with dense frozen maps; "bfloat16" is faster where the processor has it.
     """
 
@@ -44,6 +50,7 @@ class FrozenMachine(Model):
     embedding_std: float = 0.5
     position_std: float | None = None
     readout_std: float | None = None
+    self_heads: float = 0.0
     products: str = "float32"
 
     def __post_init__(self) -> None:
@@ -55,10 +62,12 @@ class FrozenMachine(Model):
         require_choice(owner, "products", self.products, ("float32", "bfloat16"))
         for name in ("positions", "train_norms"):
             require_choice(owner, name, getattr(self, name), (True, False))
-        for name in ("embedding_std", "position_std", "readout_std"):
-            value = getattr(self, name)
-            if value is not None and not (isinstance(value, (int, float)) and 1e-250 <= value < math.inf):
-                raise AnyformerError(f"{owner}: {name} must be a positive number, got {value!r}")
+        for name in ("embedding_std", "position_std", "readout_std", "self_heads"):
+            value, zero = getattr(self, name), name == "self_heads"
+            if value is not None and not (isinstance(value, (int, float)) and (1e-250 <= value < math.inf or zero and value == 0)):
+                raise AnyformerError(f"{owner}: {name} must be a positive number{' or 0' * zero}, got {value!r}")
+        if self.self_heads and not self.positions:
+            raise AnyformerError(f"{owner}: self_heads needs positions, by which a head finds its own place")
 
     def build(self, task: Task, seed: int) -> LearnedProgram:
         out = self.recipe.network_class.outputs
@@ -87,7 +96,22 @@ class FrozenMachine(Model):
             for stream, (parameter, std) in enumerate(tables):
                 if parameter is not None and std is not None:
                     parameter.copy_(_normal(seed, stream, tuple(parameter.shape), std))
+            if self.self_heads:
+                self._attend_to_self(learner, seed)
         return learner
+
+    def _attend_to_self(self, learner: LearnedProgram, seed: int) -> None:
+        """Give the last head of every node keys that are its queries."""
+        machine, d = learner.runs_on, self.recipe.attention.head_dim
+        if not isinstance(machine, FrozenMasked):
+            raise AnyformerError("FrozenMachine: self_heads needs a masked machine, or coordinates='reads' on a random one")
+        nodes = [at for layer in block_maps(machine.recipe) for at in layer.read_at]
+        for i, (table, std) in enumerate(((learner.tokens, SELF_TOKENS), (learner.positions, self.self_heads))):
+            assert table is not None
+            drawn = _normal(seed, 8 + i, (len(nodes), len(table), d), std)
+            for at, rows in zip(nodes, drawn, strict=True):
+                query = at + 2 * d * (self.recipe.attention.heads - 1)
+                table[:, query : query + d] = table[:, query + d : query + 2 * d] = rows.to(table)
 
     def save(self, learner: nn.Module, folder: str | Path) -> None:
         assert isinstance(learner, LearnedProgram)
