@@ -69,15 +69,15 @@ def train_progress(quiet: bool, name: str) -> Iterator[Any]:
             show(f"training run {name} ...")
         yield None
         return
-    columns = (TextColumn("run {task.description}"), BarColumn(), TextColumn("{task.fields[figures]}"))
+    columns = (TextColumn("{task.description}"), BarColumn(bar_width=12), TextColumn("{task.fields[figures]}"))
     with Progress(*columns, console=OUT) as progress:
-        bar = progress.add_task(name, total=None, figures="")
+        bar = progress.add_task(name[:8], total=None, figures="")
 
         def report(news: Any) -> None:
             left = timedelta(seconds=round(news.seconds_left))
             loss = "" if news.loss is None else f"loss {news.loss:.4f}  "
-            accuracy = "" if news.accuracy is None else f"accuracy {100 * news.accuracy:5.1f} %  "
-            figures = f"{news.step:,} of {news.steps:,}  {loss}{accuracy}{news.steps_per_second:,.1f} steps/s  {left} left"
+            accuracy = "" if news.accuracy is None else f"accuracy {100 * news.accuracy:.1f} %  "
+            figures = f"{news.step}/{news.steps}  {loss}{accuracy}{news.steps_per_second:,.1f} steps/s  {left}"
             progress.update(bar, completed=news.step, total=news.steps, figures=figures)
 
         yield report

@@ -259,6 +259,8 @@ class Train(Generic[T]):
     """Go on where an unfinished run with these options stopped."""
     device: str = "cpu"
     """Where to train (cpu, cuda)."""
+    threads: int = 1
+    """Threads of torch; with 1 a resumed run has the bits of one that was never stopped, and small models are fastest."""
     track: str | None = None
     """Send the figures to this project of trackio as well (extra track)."""
     as_json: AsJson = False

@@ -1,8 +1,13 @@
 """``anyformer train``: options become a configuration, the configuration a run."""
 
+import os
+import sys
 from typing import Any
 
+import torch
+
 from anyformer.console import show, train_progress
+from anyformer.errors import require_size
 from anyformer.learning.models import FullyTrained, Model
 from anyformer.learning.runs import RunConfig, RunResult, run_training
 from anyformer.learning.sinks import TrackioSink
@@ -34,6 +39,10 @@ def _model(options: Train[Task]) -> Model:
 
 def train(options: Train[Task]) -> dict[str, Any]:
     """Run the training that the options describe; returns what ``--json`` prints."""
+    if int(os.environ.get("RANK", "0")) > 0:  # under torchrun the first process speaks for all
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    require_size("train", "threads", options.threads)
+    torch.set_num_threads(options.threads)
     config = run_config(options)
     sinks = () if options.track is None else (TrackioSink(options.track),)
     with train_progress(quiet=options.as_json, name=config.name) as report:

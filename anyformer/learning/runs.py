@@ -7,6 +7,7 @@ with the same bits as one that was never stopped. See :mod:`anyformer.learning.r
 """
 
 import dataclasses
+import os
 import signal
 import threading
 import time
@@ -199,6 +200,8 @@ def _signals_noted() -> Iterator[list[int]]:
 
 
 def _device(name: str) -> torch.device:
+    if name == "cuda":  # under torchrun each process of a machine has a GPU of its own
+        name = f"cuda:{os.environ.get('LOCAL_RANK', '0')}"
     try:
         return torch.empty(0, device=name).device
     except (RuntimeError, AssertionError) as error:
