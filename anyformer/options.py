@@ -191,7 +191,7 @@ class Reproduce:
     table: Annotated[Positional[Literal["table1", "table2"]], arg(metavar="TABLE")]
     """table1: five tasks, without and with residual & norm; table2: the ablation."""
     profile: Literal["quick", "paper"] = "quick"
-    """quick: small models, 300 steps, no claim about the paper's figures; paper: its H, L, d and m (hours)."""
+    """quick: small models, 200 steps, no claim about the paper's figures; paper: its H, L, d and m (hours)."""
     seeds: tuple[int, ...] = (0,)
     """One run a cell and seed."""
     only: tuple[str, ...] = ()

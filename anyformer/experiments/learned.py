@@ -168,13 +168,13 @@ def training_of(cell: Cell, seed: int) -> TrainingConfig:
     """AdamW, one cycle; the choices are measured in docs/learning.md."""
     quick, normed = cell.profile == "quick", VARIANTS[cell.variant].norm
     return TrainingConfig(
-        steps=300 if quick else 2000 if normed else 4000,
-        batch_size=32 if quick else 64,
+        steps=200 if quick else 2000 if normed else 4000,
+        batch_size=16 if quick else 64,
         learning_rate=3e-3 if normed else 2e-2,
         schedule="one-cycle",
-        warm_up=30 if quick else 200,
+        warm_up=20 if quick else 200,
         seed=seed,
         evaluate_every=100,
-        evaluation_size=128 if quick else 1024 if cell.task == "dyck" else 256,
+        evaluation_size=64 if quick else 1024 if cell.task == "dyck" else 256,
         stop_at=1.0 if cell.task == "dyck" else 0.999,
     )
