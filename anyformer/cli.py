@@ -281,7 +281,7 @@ def _reproduce(options: Reproduce) -> tuple[dict[str, Any], int]:
 
 
 def _ray() -> Any:
-    from anyformer.learning.cluster import RayExecutor
+    from anyformer.learning.sweeps import RayExecutor
 
     return RayExecutor()
 

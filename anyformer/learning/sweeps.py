@@ -22,6 +22,7 @@ import torch
 from anyformer.errors import AnyformerError
 from anyformer.learning.run_folder import RunFolder
 from anyformer.learning.runs import RunConfig, RunResult, run_training
+from anyformer.memory import keep_freed_memory
 
 LOG = logging.getLogger("anyformer")
 FRUITLESS = 3
@@ -134,6 +135,7 @@ def work(config: RunConfig, folder: str, device: str = "cpu") -> RunResult | str
     """What a worker does: train with one thread; a failure comes back as text."""
     with _ONE_AT_A_TIME:
         threads = torch.get_num_threads()
+        keep_freed_memory()
         torch.set_num_threads(1)
         try:
             return run_training(config, folder, device=device)
