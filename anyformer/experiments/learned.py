@@ -173,7 +173,7 @@ def training_of(cell: Cell, seed: int) -> TrainingConfig:
         batch_size=16 if quick else 128 if dyck else 64,  # Dyck scores one place a row, k-hop 99
         learning_rate=3e-3 if normed else 2e-2,
         schedule="one-cycle",
-        warm_up=steps // 10,
+        warm_up=20 if quick else 200,
         seed=seed,
         evaluate_every=100,
         evaluation_size=64 if quick else 1024 if dyck else 256,
