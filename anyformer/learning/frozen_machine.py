@@ -1,24 +1,18 @@
 """What is learned on a frozen machine: its choices, as a value (:class:`~anyformer.learning.models.Model`)."""
 
-import math
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
 import torch
-from jaxtyping import Float
-from torch import Tensor, nn
+from torch import nn
 
-from anyformer import philox
 from anyformer.backbones.frozen import Frozen, FrozenRecipe
 from anyformer.errors import AnyformerError, require_choice
 from anyformer.learning.learner import READOUTS, LearnedProgram
-from anyformer.learning.models import Model
+from anyformer.learning.models import Model, draw_tables, require_std
 from anyformer.memory import require_memory
 from anyformer.tasks import Task
-
-FIRST_STREAM = 2**63
-"""Philox streams from here on draw initial programs: tokens, positions, read-out."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,14 +45,14 @@ class FrozenMachine(Model):
         for name in ("positions", "train_norms"):
             require_choice(owner, name, getattr(self, name), (True, False))
         for name in ("embedding_std", "position_std", "readout_std"):
-            value = getattr(self, name)
-            if value is not None and not (isinstance(value, (int, float)) and 1e-250 <= value < math.inf):
-                raise AnyformerError(f"{owner}: {name} must be a positive number, got {value!r}")
+            require_std(owner, name, getattr(self, name))
 
     def build(self, task: Task, seed: int) -> LearnedProgram:
         out = self.recipe.network_class.outputs
         if out != task.vocab:
-            raise AnyformerError(f"{owner_and(task)}: the machine's leaves have {out} columns, the task {task.vocab} tokens; give both one")
+            raise AnyformerError(
+                f"{owner_and(task)}: the machine's leaves have {out} columns, the task {task.vocab} tokens; give both one"
+            )
         places = task.length if self.positions else 0
         require_memory(16 * self.recipe.m * (2 * task.vocab + places), "training this program")
         machine = _machine(self.recipe, self.products)
@@ -70,15 +64,9 @@ class FrozenMachine(Model):
             norms=self.train_norms,
             token_names=task.token_names,
         )
-        tables: list[tuple[nn.Parameter | None, float | None]] = [
-            (learner.tokens, self.embedding_std),
-            (learner.positions, self.embedding_std if self.position_std is None else self.position_std),
-            (learner.readout, len(learner.readout) ** -0.5 if self.readout_std is None else self.readout_std),
-        ]
-        with torch.no_grad():
-            for stream, (parameter, std) in enumerate(tables):
-                if parameter is not None and std is not None:
-                    parameter.copy_(_normal(seed, stream, tuple(parameter.shape), std))
+        positions = self.embedding_std if self.position_std is None else self.position_std
+        readout = len(learner.readout) ** -0.5 if self.readout_std is None else self.readout_std
+        draw_tables(seed, [(learner.tokens, self.embedding_std), (learner.positions, positions), (learner.readout, readout)])
         return learner
 
     def save(self, learner: nn.Module, folder: str | Path) -> None:
@@ -89,10 +77,6 @@ class FrozenMachine(Model):
 def owner_and(task: Task) -> str:
     """For an error: who met which task."""
     return f"FrozenMachine for {type(task).__name__}"
-
-
-def _normal(seed: int, stream: int, shape: tuple[int, ...], std: float) -> Float[Tensor, "..."]:
-    return torch.from_numpy(philox.gaussian(seed, FIRST_STREAM + stream, shape, std))
 
 
 @lru_cache(maxsize=2)

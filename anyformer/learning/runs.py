@@ -53,7 +53,7 @@ class RunConfig(Spec):
 
 
 def _chosen(value: Any) -> Any:
-    """A specification as JSON data, without the fields that equal their default."""
+    """A specification as JSON data, without the fields that equal their default or that are not compared (where something lies)."""
     if isinstance(value, tuple):
         return [_chosen(item) for item in value]
     if not isinstance(value, Spec):
@@ -62,7 +62,7 @@ def _chosen(value: Any) -> Any:
     for f in dataclasses.fields(value):  # type: ignore[arg-type]
         own = getattr(value, f.name)
         default = f.default if f.default_factory is dataclasses.MISSING else f.default_factory()
-        if own != default:
+        if f.compare and own != default:
             out[f.name] = _chosen(own)
     return out
 
