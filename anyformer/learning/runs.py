@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from anyformer.errors import AnyformerError
 from anyformer.learning.checkpoints import checkpoints
@@ -102,6 +103,7 @@ def run_training(
     *,
     resume: bool = True,
     report: Report | None = None,
+    started: Callable[[nn.Module], None] | None = None,
     sinks: Sequence[Sink] = (),
     checkpoint_every: float = 60.0,
     device: str = "cpu",
@@ -110,7 +112,8 @@ def run_training(
 
     A checkpoint is written at every evaluation, after ``checkpoint_every`` seconds without one, and on SIGINT (Ctrl-C) or SIGTERM,
     which then raise KeyboardInterrupt. With ``resume`` an unfinished run goes on from its last whole checkpoint; without it, it is
-    an error. ``report`` is called at every evaluation and a few times a second. Under ``torchrun`` the processes share every batch.
+    an error. ``started`` gets the learner before its first step, ``report`` is called at every evaluation and
+    a few times a second. Under ``torchrun`` the processes share every batch.
     Raises AnyformerError for a folder that is not this run's or is in use, and where the loss is not finite any more.
     """
     where, home = _device(device), RunFolder(Path(folder) / config.name, config)
@@ -127,6 +130,8 @@ def run_training(
                 training.restore(state)
             except AnyformerError as error:
                 raise AnyformerError(f"{home.path}: {error}; it was made by another version, move the folder away") from None
+        if started is not None and ranks.first:
+            started(learner)
         heard = Sinks(sinks if ranks.first else ())
         heard.begin(config.name, config.to_json())
         stack.callback(heard.end)
