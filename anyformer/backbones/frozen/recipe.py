@@ -50,7 +50,7 @@ class FrozenRecipe(Recipe):
         if not (isinstance(self.norm_eps, float) and self.norm_eps > 0):
             raise AnyformerError(f"{owner}: norm_eps must be a positive number, got {self.norm_eps!r}")
         if not isinstance(self.network_class, NetworkClass) or not all(map(_attends_alone, self.network_class.stages)):
-            raise AnyformerError(f"{owner}: the class must be layers of attention alone; residual, norm and mlp are fields here")
+            raise AnyformerError(f"{owner}: targets must be layers of attention alone (path-tree machines take others); residual, norm and mlp are the machine's")
         first = self.network_class.stages[0].attention if self.network_class.stages else None
         if first is None or any(stage.attention != first for stage in self.network_class.stages):
             raise AnyformerError(f"{owner}: all layers must have the same attention, and there must be at least one")
