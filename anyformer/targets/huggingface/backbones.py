@@ -34,9 +34,7 @@ from anyformer.targets.huggingface.folders import (
 
 NOT_THE_RUN = {
     "architectures",
-    "auto_map",
     "bos_token_id",
-    "custom_pipelines",
     "dtype",
     "eos_token_id",
     "pad_token_id",
@@ -88,7 +86,7 @@ def load_decoder(folder: str | Path, seed: int | None = None) -> Decoder:
     module.requires_grad_(False).eval()
     own = module.get_input_embeddings().weight
     out = _check_causal(folder, module, own.shape[1])
-    relevant = {name: value for name, value in raw.items() if name not in NOT_THE_RUN and not name.startswith("_")}
+    relevant = {name: value for name, value in raw.items() if name not in (*NOT_THE_RUN, *IMPLEMENTATIONS) and name[:1] != "_"}
     tensors = checksum(apart(module.state_dict()))
     positions = getattr(config, "max_position_embeddings", None)
     return Decoder(
