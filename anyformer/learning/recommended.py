@@ -34,4 +34,5 @@ def recommended_training(*, frozen: bool, norm: bool = True, steps: int = STEPS,
     fields: dict[str, Any] = {"schedule": "cosine", "learning_rate": 5e-3, "warm_up": min(100, steps // 10)}
     if frozen:
         fields = {"schedule": "one-cycle", "learning_rate": 3e-3 if norm else 3e-2, "warm_up": steps // 10}
-    return TrainingConfig(steps=steps, **{"evaluate_every": 50, "evaluation_size": 1024} | fields | chosen)
+    fields |= {"evaluate_every": 50, "evaluation_size": 1024}
+    return TrainingConfig(steps=steps, **fields | chosen)

@@ -111,7 +111,7 @@ class Reprogramming(nn.Module):
         """Write the trained tables and the name of the model they are for, never its weights."""
         d = self.decoder
         backbone = {"sha256": d.sha256, "family": d.family, "width": d.width, "out": d.out, "seed": d.seed}
-        tables = {name: p for name, p in self.named_parameters() if p.requires_grad}
+        tables: dict[str, Tensor] = {name: p for name, p in self.named_parameters() if p.requires_grad}
         about = {"backbone": backbone, "token_names": None if self.token_names is None else list(self.token_names)}
         card = (
             f"# Rows that reprogram a transformer\n\n{len(self.tokens)} token rows of width {d.width} and a read-out, trained around a frozen "
@@ -132,13 +132,17 @@ def load_reprogramming(folder: str | Path, backbone: str | Path) -> Reprogrammin
     keys = {"sha256": str, "family": str, "width": int, "out": int, "seed": int | None}
     if not isinstance(about, dict) or any(not isinstance(about.get(key), kind) for key, kind in keys.items()):
         raise AnyformerError(f"{folder} does not say which model it is for; the file is damaged")
-    rows = ((None, about["width"]), None)
-    optional = {"positions": rows} if "positions" in stored.shapes else {}
     vocab = (stored.shapes.get("tokens") or (None,))[0]
-    stored.expect({"tokens": rows, "readout": ((about["out"], vocab), None)} | optional)
+    expected: dict[str, tuple[tuple[int | None, ...], torch.dtype | None]] = {
+        "tokens": ((None, about["width"]), None),
+        "readout": ((about["out"], vocab), None),
+    }
+    if "positions" in stored.shapes:
+        expected["positions"] = expected["tokens"]
+    stored.expect(expected)
     decoder = _load(backbone, about["seed"], about["sha256"], f"the {about['family']} that {folder} was trained for")
     tensors = stored.tensors()
-    places = tensors["positions"].shape[0] if optional else None
+    places = tensors["positions"].shape[0] if "positions" in tensors else None
     learner = Reprogramming(decoder, len(tensors["tokens"]), places, token_names=None if names is None else tuple(names))
     with torch.no_grad():
         for name, tensor in tensors.items():

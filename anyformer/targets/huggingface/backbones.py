@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from anyformer import philox
 from anyformer.errors import AnyformerError
@@ -84,7 +84,7 @@ def load_decoder(folder: str | Path, seed: int | None = None) -> Decoder:
             raise AnyformerError(f"{folder} holds weights, a seed draws them where there is only {CONFIG}: leave the seed out")
         module = _draw(kind, config, seed or 0) if drawn else _read(folder, kind, config)
     module.requires_grad_(False).eval()
-    own = module.get_input_embeddings().weight
+    own: Tensor = module.get_input_embeddings().weight  # type: ignore[operator]
     out = _check_causal(folder, module, own.shape[1])
     relevant = {name: value for name, value in raw.items() if name not in (*NOT_THE_RUN, *IMPLEMENTATIONS) and name[:1] != "_"}
     tensors = checksum(apart(module.state_dict()))
