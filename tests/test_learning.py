@@ -297,7 +297,7 @@ def test_compile_for_a_frozen_machine(here: Path, capsys, options: list[str]):
         ({}, ["frozen-masked", "--width", "9"], "a frozen-masked machine takes no option width"),
         ({}, ["frozen-random", "--width", "9"], "too narrow: this class requires 52 reads"),
         ({}, ["path-tree", "--width", "9"], "takes no option width"),
-        ({"residual": True}, ["frozen-masked"], "targets must be layers of attention alone"),
+        ({"residual": True}, ["frozen-masked"], "holds classes of attention alone: residual, norm and MLP are options"),
     ],
 )
 def test_compile_refuses_in_one_line(here: Path, capsys, target: dict, options: list[str], message: str):
