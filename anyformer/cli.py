@@ -65,7 +65,7 @@ def _compile(options: Compile) -> tuple[dict[str, Any], int]:
     if options.backbone not in MACHINES:
         raise AnyformerError(f"--backbone must be one of {', '.join(MACHINES)}, got {options.backbone!r}")
     target = load_target(options.target)
-    given: dict[str, Any] = {k: v for k in ("seed", "oversample", "law") if (v := getattr(options, k)) is not None}
+    given: dict[str, Any] = {k: v for k in ("seed", "width", "oversample", "law") if (v := getattr(options, k)) is not None}
     if options.backbone == Composed.name or options.composition_tolerance is not None:
         given["composition"] = Composition.of(target, options.composition_tolerance or 0.0)
     machine = MACHINES[options.backbone].for_class(target, **given)
@@ -286,7 +286,7 @@ def _ray() -> Any:
     return RayExecutor()
 
 
-def _train(options: Train[Any]) -> tuple[dict[str, Any], int]:
+def _train(options: Train[Any, Any]) -> tuple[dict[str, Any], int]:
     from anyformer.train_command import train
 
     return train(options), 0
@@ -294,11 +294,12 @@ def _train(options: Train[Any]) -> tuple[dict[str, Any], int]:
 
 def _options_of_task(words: list[str]) -> tuple[Any, list[str]]:
     from anyformer.tasks import TASKS
+    from anyformer.train_command import options_of
 
     if words and words[0] in TASKS:
-        return Train[TASKS[words[0]]], words[1:]
+        return options_of(TASKS[words[0]], words[1:]), words[1:]
     if words and words[0] in ("-h", "--help"):
-        return Train[AnyTask], words
+        return options_of(AnyTask, words), words
     got = repr(words[0]) if words else "nothing"
     raise AnyformerError(f"train: a task must come first, one of {', '.join(TASKS)}; got {got}")
 

@@ -142,6 +142,8 @@ def describe(program: Program) -> dict[str, Any]:
         "token_columns": program.tokens.shape[1],
         "position_rows": 0 if program.positions is None else program.positions.shape[0],
         "constant_columns": 0 if program.constants is None else program.constants.shape[0],
+        "readout": None if program.readout is None else list(program.readout.shape),
+        "norms": 0 if program.norms is None else len(program.norms),
         "cost": asdict(machine.cost()),
         "blocks": blocks,
         "provenance": program.provenance,
@@ -162,7 +164,7 @@ def show_description(result: dict[str, Any]) -> None:
     show(f"{result['vocab']} tokens: {names}")
     show(
         f"{result['parameters']:,} numbers ({result['dtype']}): {result['token_columns']} token columns, {result['position_rows']} position "
-        f"rows, {result['constant_columns']} constant columns"
+        f"rows, {result['constant_columns']} constant columns{_own_tables(result)}"
     )
     table = Table("coordinates", "what", "path")
     for block in result["blocks"][:MOST_BLOCKS]:
@@ -173,12 +175,19 @@ def show_description(result: dict[str, Any]) -> None:
         show(f"and {len(result['blocks']) - MOST_BLOCKS} more blocks (--json prints them)")
     report = result["report"]
     if report is None:
-        show("not verified")
+        learned = result["provenance"].get("made_by") == "training"
+        show("learned: there is no target to verify it against" if learned else "not verified")
         return
     show(
         "verified: "
         + ", ".join(f"{k}={report[k]:.1e}" if isinstance(report[k], float) else f"{k}={report[k]}" for k in SHOWN if k in report)
     )
+
+
+def _own_tables(result: dict[str, Any]) -> str:
+    """What only programs of a machine for learning bring."""
+    readout = "" if result["readout"] is None else f", read-out {' x '.join(map(str, result['readout']))}"
+    return readout + (f", {result['norms']} norms" if result["norms"] else "")
 
 
 def _operator(data: dict[str, Any]) -> str:

@@ -11,6 +11,7 @@ from anyformer.learning.training import TrainingConfig
 AsJson = Annotated[bool, arg(name="json", help="print one JSON object and nothing else")]
 Output = Annotated[Path, arg(aliases=["-o"])]
 T = TypeVar("T")
+B = TypeVar("B")
 
 
 @dataclass(frozen=True)
@@ -37,9 +38,12 @@ class Compile:
     output: Output
     """Folder for the program."""
     backbone: str = "path-tree"
-    """Which machine: path-tree, looped, chain, composition, random or stored-program."""
+    """Which machine: path-tree, looped, chain, composition, random, stored-program, or (attention alone) frozen-masked or frozen-random,
+    on which programs are learned."""
     seed: int | None = None
-    """Random backbone: its seed (default 0)."""
+    """Random backbones: the seed (default 0)."""
+    width: int | None = None
+    """Frozen-random backbone: its width (default: the required reads)."""
     oversample: float | None = None
     """Random backbone: width / required reads (default 1.25)."""
     law: Literal["uniform", "gaussian"] | None = None
@@ -225,18 +229,9 @@ class AnyTask:
 
 
 @dataclass(frozen=True)
-class Train(Generic[T]):
-    """Train on a task, in a folder runs/HASH that resumes after anything. TASK comes first: anyformer train TASK --help shows its options.
+class Full:
+    """The transformer (--backbone none)."""
 
-    Example: anyformer train k-hop --hops 1 --steps 1000
-    """
-
-    task: OmitArgPrefixes[T]
-    training: OmitArgPrefixes[TrainingConfig] = field(
-        default_factory=lambda: TrainingConfig(steps=1500, learning_rate=5e-3, evaluate_every=50, evaluation_size=1024)
-    )
-    backbone: Literal["none"] = "none"
-    """Which frozen machine to train a program for; none: all weights of a transformer are trained."""
     heads: int = 2
     """H, attention heads a layer."""
     layers: int = 2
@@ -253,6 +248,79 @@ class Train(Generic[T]):
     """Normalisation before each part: RMSNorm, LayerNorm or none."""
     positions: Literal["none", "learned", "rope", "alibi"] = "learned"
     """How positions are told apart."""
+
+
+@dataclass(frozen=True)
+class Sparse:
+    """The machine of 0 and 1 (--backbone sparse), and what of its program is trained."""
+
+    heads: int = 2
+    """H, attention heads a layer."""
+    layers: int = 2
+    """L."""
+    head_dim: int = 28
+    """d, width of a head's queries and keys."""
+    residual: bool = True
+    """With residual connections."""
+    norm: Literal["none", "pre", "post"] = "pre"
+    """LayerNorm over all m coordinates: before each part, after it, or none."""
+    frozen_mlp: int = 0
+    """Hidden units of a random MLP in each layer, frozen (0: none)."""
+    backbone_seed: int | None = None
+    """Draws what is random of the machine (default 0)."""
+    positions: Literal["learned", "none"] = "learned"
+    """Whether the program has position rows."""
+    readout: Literal["free", "shared"] | None = None
+    """U over all m coordinates, or one matrix that all leaves share (default for attention alone)."""
+    train_norms: bool = False
+    """Also train gains and biases of the LayerNorms."""
+    embedding_std: float | None = None
+    """Of the first token and position rows (default 0.1 with a norm, 0.5 without)."""
+    products: Literal["float32", "bfloat16"] | None = None
+    """dtype of products with dense frozen matrices (default float32)."""
+
+
+@dataclass(frozen=True)
+class Dense(Sparse):
+    """The random machine (--backbone random), and what of its program is trained."""
+
+    width: int | None = None
+    """m, the width of the stream (default: the number of required reads)."""
+    readout: Literal["free"] | None = None
+    """U over all m coordinates."""
+
+
+@dataclass(frozen=True)
+class Folder:
+    """The causal transformers model in a folder (--backbone FOLDER), and what is trained around it."""
+
+    backbone_seed: int | None = None
+    """Draws the weights of a folder that holds config.json alone (default 0)."""
+    positions: Literal["learned", "none"] = "learned"
+    """Whether position rows are trained; the model keeps its own positions in any case."""
+    embedding_std: float | None = None
+    """Of the first token and position rows (default: that of the model's own token rows)."""
+
+
+TRAINED: dict[str, type] = {"none": Full, "sparse": Sparse, "random": Dense}
+"""--backbone -> its options; anything else is a :class:`Folder`."""
+
+
+@dataclass(frozen=True)
+class Train(Generic[T, B]):
+    """Train on a task, in a folder runs/HASH that resumes after anything: a transformer, or the program of a frozen machine.
+
+    TASK comes first. Each task and each backbone has its own options: anyformer train TASK --backbone BACKBONE --help shows them.
+
+    Example: anyformer train k-hop --hops 1 --backbone sparse --steps 300
+    """
+
+    task: OmitArgPrefixes[T]
+    machine: OmitArgPrefixes[B]
+    training: OmitArgPrefixes[TrainingConfig] = field(default_factory=lambda: TrainingConfig(steps=1500))
+    backbone: str = "none"
+    """none: every weight of a transformer is trained. Only the embedding and the read-out: sparse (a machine of 0 and 1), random (a machine of
+    random numbers), or the folder of a causal transformers model (config.json, and safetensors unless its weights are to be random)."""
     runs: Path = Path("runs")
     """Folder of the run folders."""
     resume: bool = False

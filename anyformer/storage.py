@@ -239,7 +239,9 @@ def read_folder(folder: str | Path, kind: str) -> StoredFolder:
             shapes = {name: tuple(s.get_shape()) for name, s in slices.items()}
             kinds = {name: s.get_dtype() for name, s in slices.items()}
     except FileNotFoundError:
-        raise AnyformerError(f"{folder} has no {MODEL}; expected an {kind} folder") from None
+        inside = folder / "result"  # of a run
+        hint = f"; give {inside}, which has one" if (inside / MODEL).exists() else ""
+        raise AnyformerError(f"{folder} has no {MODEL}; expected an {kind} folder{hint}") from None
     except (SafetensorError, OSError, ValueError, RuntimeError) as error:
         raise AnyformerError(f"{folder / MODEL} is damaged or no safetensors file ({error})") from None
     if text is None or len(text) > MAX_CONFIG_BYTES:

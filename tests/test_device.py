@@ -6,10 +6,10 @@
 import os
 
 import pytest
+import test_operators
 import torch
 
 import anyformer as af
-import test_operators
 from anyformer.backbones import FrozenMasked, FrozenRandom
 from anyformer.conformance import LENGTH, OperatorConformance
 from anyformer.learning.learner import LearnedProgram

@@ -41,6 +41,8 @@ TABLES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
 MODELS = (*KINDS, "compiled")
 SCORED = {"dyck": 4096, "k-hop": 512}
 """Held-out sequences on which a finished model is scored."""
+FLOOR_ROWS = 20_000
+"""Rows on which the predictors without understanding are fitted, and as many to score them."""
 SCORES = "scores.json"
 
 
@@ -195,7 +197,7 @@ def _row(cell: Cell, model: str, held: dict[int, RunResult], command: str) -> Ro
 @lru_cache
 def floors(task: str) -> dict[str, float]:
     """What predictors reach that understand nothing, in per cent."""
-    found = baselines(task_called(task), size=20_000).by_name()
+    found = baselines(task_called(task), size=FLOOR_ROWS).by_name()
     return {name: round(100 * score["accuracy"], 1) for name, score in found.items()}
 
 

@@ -1,27 +1,23 @@
 """What is learned on a frozen machine: its choices, as a value (:class:`~anyformer.learning.models.Model`)."""
 
-import math
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
 import torch
-from jaxtyping import Float
-from torch import Tensor, nn
+from torch import nn
 
 from anyformer import philox
 from anyformer.backbones.frozen import Frozen, FrozenMasked, FrozenRecipe
 from anyformer.backbones.frozen.unfolded import block_maps
 from anyformer.errors import AnyformerError, require_choice
 from anyformer.learning.learner import COORDINATES, READOUTS, LearnedProgram
-from anyformer.learning.models import Model
+from anyformer.learning.models import FIRST_STREAM, Model, draw_tables, require_std
 from anyformer.memory import require_memory
 from anyformer.tasks import Task
 
 SELF_TOKENS = 0.1
 """Standard deviation of token rows in a head that starts by attending to itself."""
-FIRST_STREAM = 2**63
-"""Philox streams from here on draw initial programs: tokens, positions, read-out."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,12 +58,12 @@ class FrozenMachine(Model):
         require_choice(owner, "products", self.products, ("float32", "bfloat16"))
         for name in ("positions", "train_norms"):
             require_choice(owner, name, getattr(self, name), (True, False))
-        for name in ("embedding_std", "position_std", "readout_std", "self_heads"):
-            value, zero = getattr(self, name), name == "self_heads"
-            if value is not None and not (isinstance(value, (int, float)) and (1e-250 <= value < math.inf or zero and value == 0)):
-                raise AnyformerError(f"{owner}: {name} must be a positive number{' or 0' * zero}, got {value!r}")
-        if self.self_heads and not self.positions:
-            raise AnyformerError(f"{owner}: self_heads needs positions, by which a head finds its own place")
+        for name in ("embedding_std", "position_std", "readout_std"):
+            require_std(owner, name, getattr(self, name))
+        if self.self_heads != 0:
+            require_std(owner, "self_heads", self.self_heads)
+            if not self.positions:
+                raise AnyformerError(f"{owner}: self_heads needs positions, by which a head finds its own place")
 
     def build(self, task: Task, seed: int) -> LearnedProgram:
         out = self.recipe.network_class.outputs
@@ -87,19 +83,14 @@ class FrozenMachine(Model):
             norms=self.train_norms,
             token_names=task.token_names,
         )
-        tables: list[tuple[nn.Parameter | None, float | None]] = [
-            (learner.tokens, self.embedding_std),
-            (learner.positions, self.embedding_std if self.position_std is None else self.position_std),
-            (learner.readout, len(learner.readout) ** -0.5 if self.readout_std is None else self.readout_std),
-        ]
-        with torch.no_grad():
-            for stream, (parameter, std) in enumerate(tables):
-                if parameter is not None and std is not None:
-                    parameter.copy_(_normal(seed, stream, tuple(parameter.shape), std))
-            if self.self_heads:
-                self._attend_to_self(learner, seed)
+        positions = self.embedding_std if self.position_std is None else self.position_std
+        readout = len(learner.readout) ** -0.5 if self.readout_std is None else self.readout_std
+        draw_tables(seed, [(learner.tokens, self.embedding_std), (learner.positions, positions), (learner.readout, readout)])
+        if self.self_heads:
+            self._attend_to_self(learner, seed)
         return learner
 
+    @torch.no_grad()
     def _attend_to_self(self, learner: LearnedProgram, seed: int) -> None:
         """Give the last head of every node keys that are its queries."""
         machine, d = learner.runs_on, self.recipe.attention.head_dim
@@ -108,7 +99,7 @@ class FrozenMachine(Model):
         nodes = [at for layer in block_maps(machine.recipe) for at in layer.read_at]
         for i, (table, std) in enumerate(((learner.tokens, SELF_TOKENS), (learner.positions, self.self_heads))):
             assert table is not None
-            drawn = _normal(seed, 8 + i, (len(nodes), len(table), d), std)
+            drawn = torch.from_numpy(philox.gaussian(seed, FIRST_STREAM + 8 + i, (len(nodes), len(table), d), std))
             for at, rows in zip(nodes, drawn, strict=True):
                 query = at + 2 * d * (self.recipe.attention.heads - 1)
                 table[:, query : query + d] = table[:, query + d : query + 2 * d] = rows.to(table)
@@ -121,10 +112,6 @@ class FrozenMachine(Model):
 def owner_and(task: Task) -> str:
     """For an error: who met which task."""
     return f"FrozenMachine for {type(task).__name__}"
-
-
-def _normal(seed: int, stream: int, shape: tuple[int, ...], std: float) -> Float[Tensor, "..."]:
-    return torch.from_numpy(philox.gaussian(seed, FIRST_STREAM + stream, shape, std))
 
 
 @lru_cache(maxsize=2)

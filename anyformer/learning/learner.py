@@ -35,6 +35,8 @@ class LearnedProgram(nn.Module):
     coordinates: a restriction of U. Called with tokens (batch, n) it gives logits (batch, n, out).
     """
 
+    leaves: Tensor
+
     def __init__(
         self,
         machine: Frozen,

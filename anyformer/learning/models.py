@@ -5,20 +5,27 @@
 
 A learner may define ``gradients(inputs, labels, total=None) -> float``: the sum of the cross-entropies over scored
 positions / ``total`` (None: the number of scored positions), with its gradients added to the parameters' ``grad``.
+First tables are normal, from philox: the same bits on every machine.
 """
 
+import math
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from torch import nn
 
+from anyformer import philox
 from anyformer.errors import AnyformerError
 from anyformer.memory import require_memory
 from anyformer.spec import Spec
 from anyformer.targets.transformer import Transformer, TransformerConfig
 from anyformer.tasks import Task
+
+FIRST_STREAM = 2**63
+"""Philox streams from here on draw first tables: tokens, positions, read-out."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,6 +66,20 @@ class FullyTrained(Model):
     def save(self, learner: nn.Module, folder: str | Path) -> None:
         assert isinstance(learner, Transformer)
         learner.save(folder)
+
+
+def require_std(owner: str, name: str, value: object) -> None:
+    """Raise unless ``value`` is None or a standard deviation that philox draws with."""
+    if value is not None and (isinstance(value, bool) or not isinstance(value, (int, float)) or not 1e-250 <= value < math.inf):
+        raise AnyformerError(f"{owner}: {name} must be a positive number, got {value!r}")
+
+
+@torch.no_grad()
+def draw_tables(seed: int, tables: Sequence[tuple[nn.Parameter | None, float]]) -> None:
+    """Fill each table with normal numbers of its standard deviation; one that is None leaves the others' numbers as they are."""
+    for stream, (table, std) in enumerate(tables):
+        if table is not None:
+            table.copy_(torch.from_numpy(philox.gaussian(seed, FIRST_STREAM + stream, tuple(table.shape), std)))
 
 
 def _parameters(c: TransformerConfig) -> int:

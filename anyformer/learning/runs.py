@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from anyformer.errors import AnyformerError
 from anyformer.learning.checkpoints import checkpoints
@@ -54,7 +55,7 @@ class RunConfig(Spec):
 
 
 def _chosen(value: Any) -> Any:
-    """A specification as JSON data, without the fields that equal their default."""
+    """A specification as JSON data, without the fields that equal their default or that are not compared (where something lies)."""
     if isinstance(value, tuple):
         return [_chosen(item) for item in value]
     if not isinstance(value, Spec):
@@ -63,7 +64,7 @@ def _chosen(value: Any) -> Any:
     for f in dataclasses.fields(value):  # type: ignore[arg-type]
         own = getattr(value, f.name)
         default = f.default if f.default_factory is dataclasses.MISSING else f.default_factory()
-        if own != default:
+        if f.compare and own != default:
             out[f.name] = _chosen(own)
     return out
 
@@ -103,6 +104,7 @@ def run_training(
     *,
     resume: bool = True,
     report: Report | None = None,
+    started: Callable[[nn.Module], None] | None = None,
     sinks: Sequence[Sink] = (),
     checkpoint_every: float = 60.0,
     device: str = "cpu",
@@ -111,7 +113,8 @@ def run_training(
 
     A checkpoint is written at every evaluation, after ``checkpoint_every`` seconds without one, and on SIGINT (Ctrl-C) or SIGTERM,
     which then raise KeyboardInterrupt. With ``resume`` an unfinished run goes on from its last whole checkpoint; without it, it is
-    an error. ``report`` is called at every evaluation and a few times a second. Under ``torchrun`` the processes share every batch.
+    an error. ``started`` gets the learner before its first step, ``report`` is called at every evaluation and
+    a few times a second. Under ``torchrun`` the processes share every batch.
     Raises AnyformerError for a folder that is not this run's or is in use, and where the loss is not finite any more.
     """
     where, home = _device(device), RunFolder(Path(folder) / config.name, config)
@@ -128,6 +131,8 @@ def run_training(
                 training.restore(state)
             except AnyformerError as error:
                 raise AnyformerError(f"{home.path}: {error}; it was made by another version, move the folder away") from None
+        if started is not None and ranks.first:
+            started(learner)
         heard = Sinks(sinks if ranks.first else ())
         heard.begin(config.name, config.to_json())
         stack.callback(heard.end)

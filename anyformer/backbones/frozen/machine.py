@@ -235,8 +235,8 @@ class FrozenMasked(Frozen):
 
     @classmethod
     def _maps_weights(cls, recipe: Any) -> int:
-        layers = block_maps(recipe)
-        return sum(len(layer.read_at) * (layer.probes + len(layer.child_at) * layer.width) for layer in layers)
+        tree, heads = Tree.of(recipe.network_class), recipe.attention.heads
+        return sum(heads**s * (tree.stages[s].probes + heads * tree.widths[s + 1]) for s in range(recipe.layers))
 
     @classmethod
     def _bytes(cls, recipe: Any) -> int:

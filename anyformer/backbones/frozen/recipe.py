@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from anyformer.backbones.random_backbone import RandomRecipe, required_reads
 from anyformer.backbones.tree import Tree
 from anyformer.classes import NetworkClass, StageClass
-from anyformer.errors import AnyformerError, require_choice, require_size
+from anyformer.errors import AnyformerError, OutsideClass, require_choice, require_size
 from anyformer.operators import Attention
 from anyformer.operators.functions import FUNCTIONS
 from anyformer.recipe import Recipe
@@ -49,10 +49,13 @@ class FrozenRecipe(Recipe):
         if not (isinstance(self.norm_eps, float) and self.norm_eps > 0):
             raise AnyformerError(f"{owner}: norm_eps must be a positive number, got {self.norm_eps!r}")
         if not isinstance(self.network_class, NetworkClass) or not all(map(_attends_alone, self.network_class.stages)):
-            raise AnyformerError(f"{owner}: the class must be layers of attention alone; residual, norm and mlp are fields here")
+            reason = "residual, norm and MLP are options of the machine itself; path-tree machines take such targets"
+            raise OutsideClass("a frozen machine holds classes of attention alone", [reason])
         first = self.network_class.stages[0].attention if self.network_class.stages else None
         if first is None or any(stage.attention != first for stage in self.network_class.stages):
-            raise AnyformerError(f"{owner}: all layers must have the same attention, and there must be at least one")
+            raise OutsideClass(
+                "a frozen machine holds classes of attention alone", ["all layers, at least one, have the same attention"]
+            )
 
     @property
     def attention(self) -> Attention:

@@ -27,6 +27,7 @@ MODEL, CONFIG, INDEX = "model.safetensors", "config.json", "model.safetensors.in
 LEFTOVERS = (r"\.rotary_emb\.inv_freq$", r"\.masked_bias$", r"attn\.bias$", r"attention\.bias$")
 """Buffers that older versions of transformers stored: masks and frequencies, which follow from the configuration."""
 
+PICKLED = (".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack")
 BYTES = {"F64": 8, "F32": 4}
 
 
@@ -35,17 +36,17 @@ def load_huggingface(folder: str | Path) -> Any:
     folder = Path(folder)
     raw = _configuration(folder)
     family = FAMILIES[raw["model_type"]]
-    headers = _headers(folder)
+    headers = read_headers(folder)
     layers: int = raw["num_hidden_layers" if "num_hidden_layers" in family.needed else "n_layer"]
     if layers > len(headers):
         raise AnyformerError(f"{folder}: {layers} layers are configured, there are only {len(headers)} tensors")
     transformers = import_transformers()
     with quiet(transformers):
-        config = _config(folder, getattr(transformers, family.config), raw)
+        config = make_config(folder, getattr(transformers, family.config), raw)
         problems = list(config_problems(config))
         if problems:
             raise OutsideClass(f"{folder} cannot be simulated exactly", problems)
-        model = _meta_model(folder, getattr(transformers, family.model), config)
+        model = meta_model(folder, getattr(transformers, family.model), config)
     found = _matched(folder, model, headers)
     dtypes = {h.dtype for h in found.values()}
     if len(dtypes) > 1 or not dtypes <= BYTES.keys():
@@ -60,7 +61,7 @@ def load_huggingface(folder: str | Path) -> Any:
     if stated is not None and stated != str(DTYPES[dtype]).removeprefix("torch."):
         raise AnyformerError(f"{folder}: config.json says {stated!r:.40}, its tensors are {dtype}: set dtype to what they are")
     size = BYTES[dtype]
-    require_memory(size * sum(_numbers(h.shape) for h in found.values()), f"reading {folder}")
+    require_memory(size * sum(numbers(h.shape) for h in found.values()), f"reading {folder}")
     tensors = _read(folder, found)
     _check_tied(folder, model, tensors)
     model.load_state_dict(tensors, strict=False, assign=True)
@@ -86,7 +87,7 @@ def quiet(transformers: Any) -> Iterator[None]:
             logging.enable_progress_bar()
 
 
-def _json(path: Path) -> dict[str, Any]:
+def read_json(path: Path) -> dict[str, Any]:
     """A JSON object from a file, or one line that says why not."""
     try:
         if path.stat().st_size > MAX_CONFIG_BYTES:
@@ -111,7 +112,7 @@ def _configuration(folder: Path) -> dict[str, Any]:
         raise AnyformerError(f"{folder} has no {CONFIG}; expected an anyformer-target or a Hugging Face model's folder")
     if (folder / "adapter_config.json").exists():
         raise AnyformerError(f"{folder} holds adapters (adapter_config.json): merge them into the weights first")
-    raw = _json(folder / CONFIG)
+    raw = read_json(folder / CONFIG)
     kind = raw.get("model_type")
     if not isinstance(kind, str) or kind not in FAMILIES:
         raise AnyformerError(f"{folder / CONFIG}: model_type {kind!r} has no reader; these have: {', '.join(FAMILIES)}")
@@ -146,19 +147,19 @@ class Header:
     shape: tuple[int, ...]
 
 
-def _headers(folder: Path) -> dict[str, Header]:
+def read_headers(folder: Path) -> dict[str, Header]:
     """All tensors of a folder from the headers of its file or shards."""
     if (folder / MODEL).exists():
         return _header(folder, MODEL)
     if not (folder / INDEX).exists():
-        pickled = sorted(p.name for p in folder.iterdir() if p.suffix in (".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack"))
+        pickled = sorted(p.name for p in folder.iterdir() if p.suffix in PICKLED)
         if pickled:
             raise AnyformerError(
                 f"{folder} holds its weights as {pickled[0]}, which is never unpickled: save them as safetensors "
                 "(model.save_pretrained does)"
             )
         raise AnyformerError(f"{folder} has no {MODEL}; expected a Hugging Face model's folder")
-    places = _json(folder / INDEX).get("weight_map")
+    places = read_json(folder / INDEX).get("weight_map")
     if not isinstance(places, dict) or not all(isinstance(v, str) for v in places.values()):
         raise AnyformerError(f"{folder / INDEX} has no weight_map of names to files; the file is damaged")
     found: dict[str, Header] = {}
@@ -185,7 +186,7 @@ def _header(folder: Path, file: str) -> dict[str, Header]:
         raise AnyformerError(f"{folder / file} is damaged or no safetensors file ({' '.join(str(error).split())})") from None
 
 
-def _config(folder: Path, kind: Any, raw: dict[str, Any]) -> Any:
+def make_config(folder: Path, kind: Any, raw: dict[str, Any]) -> Any:
     """The configuration as transformers understands it; custom code is no part of it."""
     try:
         return kind.from_dict({k: v for k, v in raw.items() if k not in ("auto_map", "custom_pipelines")})
@@ -193,7 +194,7 @@ def _config(folder: Path, kind: Any, raw: dict[str, Any]) -> Any:
         raise AnyformerError(f"{folder / CONFIG}: transformers refuses it: {' '.join(str(error).split()):.300}") from None
 
 
-def _meta_model(folder: Path, kind: Any, config: Any) -> Any:
+def meta_model(folder: Path, kind: Any, config: Any) -> Any:
     try:
         with torch.device("meta"):
             return kind(config)
@@ -255,7 +256,7 @@ def _read(folder: Path, found: dict[str, Header]) -> dict[str, Tensor]:
     return tensors
 
 
-def _numbers(shape: tuple[int, ...]) -> int:
+def numbers(shape: tuple[int, ...]) -> int:
     count = 1
     for size in shape:
         count *= size
