@@ -106,7 +106,7 @@ def test_recommended_choices():
         recommended_training(frozen=frozen, norm=norm).learning_rate
         for frozen, norm in ((True, True), (True, False), (False, True))
     ]
-    assert rates == [3e-3, 3e-2, 5e-3]
+    assert rates == [3e-3, 2e-2, 5e-3]
     assert recommended_training(frozen=True, steps=5).warm_up == 0 and recommended_training(frozen=False, steps=50).warm_up == 5
     assert recommended_training(frozen=True, steps=5, warm_up=2, schedule="cosine").schedule == "cosine"
 
@@ -187,7 +187,7 @@ def test_train_then_run_inspect_generate_and_bank(here: Path, capsys, kind: str,
     assert set(made["trained"]) == {"tokens", "positions", "readout"} | ({"norms"} if "--train-norms" in options else set())
     config = stored_config(made["folder"])
     normed = "none" not in options
-    assert config.model.embedding_std == (0.1 if normed else 0.5) and config.training.learning_rate == (3e-3 if normed else 3e-2)
+    assert config.model.embedding_std == (0.1 if normed else 0.5) and config.training.learning_rate == (3e-3 if normed else 2e-2)
     assert config.training.schedule == "one-cycle" and config.training.warm_up == 0
     assert config.model.readout == ("shared" if kind == "sparse" and not normed else "free")
 

@@ -7,11 +7,12 @@ The paper gives H, L, d and m; every other choice is ours and is written in a co
 """
 
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from anyformer.backbones.frozen import FrozenMasked, FrozenRandom
 from anyformer.errors import require_choice
-from anyformer.learning.frozen_machine import FrozenMachine
 from anyformer.learning.models import FullyTrained, Model
+from anyformer.learning.recommended import recommended_model
 from anyformer.learning.runs import RunConfig
 from anyformer.learning.training import TrainingConfig
 from anyformer.targets.reading import network_class
@@ -126,6 +127,7 @@ def run_config(cell: Cell, seed: int) -> RunConfig:
     return RunConfig(task=task_called(cell.task), model=model_of(cell, seed), training=training_of(cell, seed))
 
 
+@lru_cache
 def model_of(cell: Cell, seed: int) -> Model:
     """A frozen machine of the paper's size, or for "full" an ordinary transformer of H heads of width d, D = H d features."""
     sizes, what, task = sizes_of(cell.task, cell.profile), VARIANTS[cell.variant], task_called(cell.task)
@@ -158,10 +160,7 @@ def model_of(cell: Cell, seed: int) -> Model:
     }
     machine = FrozenMasked if cell.kind == "sparse" else FrozenRandom
     recipe = machine.recipe_for(network_class(config), **options)
-    if what.norm or what.mlp or (what.residual and cell.kind == "random"):
-        return FrozenMachine(recipe=recipe, embedding_std=0.1)
-    coordinates = "reads" if cell.kind == "random" else "embedding"
-    return FrozenMachine(recipe=recipe, readout="shared", coordinates=coordinates, embedding_std=0.5, self_heads=1.3)
+    return recommended_model(recipe)
 
 
 def training_of(cell: Cell, seed: int) -> TrainingConfig:
@@ -171,7 +170,7 @@ def training_of(cell: Cell, seed: int) -> TrainingConfig:
     return TrainingConfig(
         steps=steps,
         batch_size=16 if quick else 128 if dyck else 64,  # Dyck scores one place a row, k-hop 99
-        learning_rate=3e-3 if normed else 2e-2,
+        learning_rate=3e-3 if normed or cell.kind == "full" else 2e-2,
         schedule="one-cycle",
         warm_up=20 if quick else 200,
         seed=seed,
