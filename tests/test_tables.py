@@ -142,18 +142,18 @@ def test_a_curriculum_changes_its_task_at_a_step_and_is_measured_on_the_last():
 
 
 def test_heads_that_attend_to_themselves_do_so_at_the_start():
-    cell = Cell("2-hop", "none", "sparse", "quick")
+    cell = Cell("1-hop", "none", "sparse", "paper")
     model = run_config(cell, 0).model
     assert isinstance(model, FrozenMachine)
-    tokens = task_called("2-hop").batch(0, 0, 2).inputs
+    tokens = task_called("1-hop").batch(0, 0, 2).inputs
 
     def shares(self_heads: float) -> list[list[float]]:
-        made = replace(model, self_heads=self_heads).build(task_called("2-hop"), 0)
+        made = replace(model, self_heads=self_heads).build(task_called("1-hop"), 0)
         trace = made.machine.trace(tokens, made.program())
         return [[float(p.diagonal(dim1=-2, dim2=-1)[:, h, 50:].mean()) for h in range(2)] for p in trace.patterns]
 
     for (free, own), (_, plain) in zip(shares(3.0), shares(0.0), strict=True):
-        assert own > 0.5 > 0.2 > max(free, plain)
+        assert own > 0.4 > 0.2 > max(free, plain)
 
 
 def test_reads_are_the_same_program_on_the_random_machine():

@@ -53,12 +53,11 @@ class LearnedProgram(nn.Module):
         require_choice("LearnedProgram", "readout", readout, READOUTS)
         require_choice("LearnedProgram", "coordinates", coordinates, COORDINATES)
         out = machine.network_class.outputs
-        self._machine = [machine]  # in a list: the machine's maps are neither parameters nor buffers of the learner
+        self._machines = [machine, machine]  # in a list: a machine's maps are neither parameters nor buffers of the learner
         self.token_names, self.rows = token_names, rows
-        self.runs_on = machine
         if coordinates == "reads":
             self._require_reads(machine, readout)
-            machine = self.runs_on = FrozenMasked(FrozenMasked.recipe_for(machine.network_class))
+            machine = self._machines[1] = FrozenMasked(FrozenMasked.recipe_for(machine.network_class))
         m = machine.width
         self.tokens = nn.Parameter(torch.zeros(vocab, m))
         self.positions = None if max_positions is None else nn.Parameter(torch.zeros(max_positions, m))
@@ -88,11 +87,16 @@ class LearnedProgram(nn.Module):
     @property
     def machine(self) -> Frozen:
         """The frozen machine."""
-        return self._machine[0]
+        return self._machines[0]
+
+    @property
+    def runs_on(self) -> Frozen:
+        """The machine that runs while learning: the 0/1 machine of the same class where E is trained by its reads."""
+        return self._machines[1]
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
         super()._apply(fn, recurse)
-        for machine in {id(m): m for m in (self.machine, self.runs_on)}.values():
+        for machine in self._machines:
             machine.to(self.tokens.device)  # its maps keep their dtype
         return self
 
