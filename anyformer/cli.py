@@ -268,6 +268,8 @@ def _reproduce(options: Reproduce) -> tuple[dict[str, Any], int]:
     from anyformer.experiments.tables import cells, reproduce
 
     cluster = options.engine == "ray"
+    if options.table == "learnability":
+        return _learnability(options)
     count = len(cells(options.table, options.profile, options.only)) * len(options.seeds)
     said = " ".join(["anyformer reproduce", options.table, "--profile", options.profile, "--seeds", *map(str, options.seeds)])
     with contextlib.ExitStack() as stack:
@@ -278,6 +280,25 @@ def _reproduce(options: Reproduce) -> tuple[dict[str, Any], int]:
     if not options.as_json:
         show_table(options.table, result, options.output)
     return result | {"rows": [asdict(row) for row in result["rows"]]}, 1 if result["failures"] else 0
+
+
+def _learnability(options: Reproduce) -> tuple[dict[str, Any], int]:
+    from dataclasses import asdict
+
+    from anyformer.console import reproduce_progress, show
+    from anyformer.experiments.learnability import CHOICES, RANDOM, learnability, markdown
+
+    if options.only:
+        raise AnyformerError("reproduce: --only chooses cells of table1 and table2; learnability is run whole")
+    said = " ".join(["anyformer reproduce learnability --seeds", *map(str, options.seeds)])
+    with contextlib.ExitStack() as stack:
+        executor = stack.enter_context(_ray()) if options.engine == "ray" else None
+        count = (len(CHOICES) + len(RANDOM)) * len(options.seeds)
+        report = stack.enter_context(reproduce_progress(quiet=options.as_json, runs=count))
+        result = learnability(options.seeds, options.output, options.runs, executor, command=said, report=report)
+    if not options.as_json:
+        show(markdown(result["lines"], said))
+    return result | {"lines": [asdict(line) for line in result["lines"]]}, 1 if result["failures"] else 0
 
 
 def _ray() -> Any:

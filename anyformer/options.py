@@ -192,8 +192,9 @@ class Reproduce:
     Example: anyformer reproduce table1 --seeds 0 1 2
     """
 
-    table: Annotated[Positional[Literal["table1", "table2"]], arg(metavar="TABLE")]
-    """table1: five tasks, without and with residual & norm; table2: the ablation."""
+    table: Annotated[Positional[Literal["table1", "table2", "learnability"]], arg(metavar="TABLE")]
+    """table1: five tasks, without and with residual & norm; table2: the ablation; learnability: which choice lets attention-only
+    programs be learned (1-hop at the paper's size, whatever the profile)."""
     profile: Literal["quick", "paper"] = "quick"
     """quick: small models, 200 steps, no claim about the paper's figures; paper: its H, L, d and m (hours)."""
     seeds: tuple[int, ...] = (0,)
