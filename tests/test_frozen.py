@@ -196,3 +196,23 @@ def test_a_shared_readout_is_a_restriction_of_u():
     leaves = [b.start for b in machine.blocks() if b.what == "output"]
     assert all(torch.equal(full[at : at + VOCAB], made.readout) for at in leaves)
     assert int((full != 0).sum()) == len(leaves) * VOCAB * VOCAB
+
+
+@pytest.mark.parametrize("options", [{"residual": True, "norm": "pre"}, {"residual": True, "norm": "post", "mlp": 4}], ids=str)
+def test_bfloat16_products_round_the_dense_maps_and_nothing_else(options):
+    machine = FrozenRandom.for_class(config(2, 2), **options)
+    made = learner(machine).float()
+    tokens = torch.randint(VOCAB, (3, LENGTH), generator=torch.Generator().manual_seed(4))
+    exact = made(tokens)
+    exact.sum().backward()
+    wanted = {name: p.grad.clone() for name, p in made.named_parameters()}
+    made.zero_grad()
+    machine.products = torch.bfloat16
+    rounded = made(tokens)
+    rounded.sum().backward()
+    assert rounded.dtype == torch.float32
+    scale = float(exact.detach().abs().max())
+    error = float((rounded - exact).detach().abs().max()) / scale
+    assert 1e-5 < error < 0.1  # 8 bits, a few layers
+    for name, p in made.named_parameters():
+        assert float((p.grad - wanted[name]).abs().max()) < 0.2 * float(wanted[name].abs().max())

@@ -7,6 +7,7 @@ The same operators as everywhere form the patterns. Each kind of map is one diff
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -57,7 +58,7 @@ class DenseMaps(LayerMaps):
     routes: Sequence[Float[Tensor, "m m"]]
 
     def read(self, y: Tensor) -> tuple[Tensor, Tensor]:
-        return y @ self.reads.to(y.dtype), y
+        return product(y, self.reads), y
 
     def route(self, patterns: Tensor, y: Tensor, onto: Tensor | None) -> Tensor:
         return _Multiply.apply(patterns, y, onto, *self.routes)  # type: ignore[return-value]
@@ -147,18 +148,40 @@ class _Multiply(torch.autograd.Function):
         gradient = gradients[0].contiguous()
         to_y, to_patterns = torch.zeros_like(y), torch.empty_like(patterns)
         for h, route in enumerate(routes):
-            mixed = (gradient.to(route.dtype) @ route.mT).to(y.dtype)
+            mixed = product(gradient, route.mT)
             torch.bmm(mixed, y.mT, out=to_patterns[:, h])
             to_y.baddbmm_(patterns[:, h].mT, mixed)
         return to_patterns, to_y, gradient if ctx.onto else None, *(None for _ in routes)
 
 
 def _add_product(onto: Tensor, x: Tensor, matrix: Tensor) -> None:
-    """``onto += x matrix``, in the matrix's dtype."""
+    """``onto += x matrix``."""
     if matrix.dtype == onto.dtype:
         onto.flatten(0, 1).addmm_(x.flatten(0, 1), matrix)
     else:
-        onto += x.to(matrix.dtype) @ matrix
+        onto += product(x, matrix)
+
+
+def product(x: Float[Tensor, "*batch n m"], matrix: Float[Tensor, "m w"]) -> Float[Tensor, "*batch n w"]:
+    """``x matrix`` in the matrix's dtype, as ``x`` has it. A processor without units for bfloat16 multiplies the rounded numbers in float32,
+    which is what such units do (they add up in float32), and not hundreds of times slower, as its own bfloat16 would be."""
+    if matrix.dtype == x.dtype:
+        return x @ matrix
+    rounded = x.to(matrix.dtype)
+    if matrix.device.type == "cpu" and matrix.dtype == torch.bfloat16 and not has_bfloat16():
+        return (rounded.to(x.dtype) @ matrix.to(x.dtype)).to(matrix.dtype).to(x.dtype)
+    return (rounded @ matrix).to(x.dtype)
+
+
+@lru_cache
+def has_bfloat16() -> bool:
+    """Whether this processor multiplies bfloat16 by itself (as far as the system tells)."""
+    try:
+        with open("/proc/cpuinfo", encoding="ascii", errors="ignore") as table:
+            flags = next((line.split() for line in table if line.startswith(("flags", "Features"))), [])
+    except OSError:
+        return False
+    return any(flag in flags for flag in ("amx_bf16", "avx512_bf16", "bf16"))
 
 
 def unfolded_logits(
@@ -200,8 +223,8 @@ def unfolded_logits(
         if mlps:
             into, out = mlps[layer]
             y = normed(x) if pre else x
-            hidden = scalar_function(recipe.activation)((y.to(into.dtype) @ into).to(y.dtype))
-            written = (hidden.to(out.dtype) @ out).to(y.dtype)
+            hidden = scalar_function(recipe.activation)(product(y, into))
+            written = product(hidden, out)
             x = x + written if recipe.residual else written
             x = normed(x) if post else x
     return (normed(x) if pre else x) @ readout
