@@ -26,7 +26,8 @@ SMALL = TransformerConfig(vocab=4, heads=1, layers=1, head_dim=4, features=8, re
 BRIEF = TrainingConfig(steps=120, batch_size=5, warm_up=20, evaluate_every=20, evaluation_size=16, learning_rate=0.01)
 CONFIG = RunConfig(task=Dyck(), model=FullyTrained(config=SMALL), training=BRIEF)
 SCRIPT = """
-import json, sys, torch
+import faulthandler, json, sys, torch
+faulthandler.dump_traceback_later(60, exit=True)
 from anyformer.learning.runs import RunConfig, run_training
 torch.set_default_dtype(torch.float64)
 torch.set_num_threads(1)
