@@ -35,7 +35,7 @@ for text in sys.argv[2:]:
     try:
         result = run_training(RunConfig.from_json(json.loads(text)), sys.argv[1])
     except (ValueError, KeyboardInterrupt) as error:
-        os.write(1, f"{type(error).__name__} {error}\n".encode())
+        os.write(1, f"{type(error).__name__} {error}\\n".encode())
 """
 
 
