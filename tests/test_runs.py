@@ -256,6 +256,15 @@ def test_a_second_ctrl_c_ends_at_once(tmp_path: Path):
         run_training(CONFIG, tmp_path, report=report)
 
 
+def test_a_signal_that_the_process_ignores_stays_ignored(reference: Path, tmp_path: Path):
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # as in a background job
+    try:
+        result = run_training(CONFIG, tmp_path, report=lambda _: os.kill(os.getpid(), signal.SIGINT))
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert bits(result.folder) == bits(reference)
+
+
 def test_ctrl_c_on_the_command_line(tmp_path: Path):
     """In a process of its own: exit code 130, two lines, no traceback; --resume finishes the run."""
     words = ["train", "dyck", "--heads", "1", "--layers", "1", "--head-dim", "4", "--features", "8", "--batch-size", "4"]

@@ -148,6 +148,21 @@ def test_the_pool_survives_a_killed_worker(tmp_path: Path, caplog):
     check_after_the_kill(result, told, tmp_path)
 
 
+def test_ctrl_c_ends_the_workers(tmp_path: Path):
+    endless = replace(LONG[0], training=replace(LONG[0].training, steps=10**6))
+    lock = tmp_path / endless.name / ".lock"
+
+    def interrupt(*_) -> None:
+        while not (lock.exists() and lock.read_text()):
+            time.sleep(0.01)
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        sweep([CONFIGS[0], endless], folder=tmp_path, report=interrupt)
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(lock.read_text()), 0)
+
+
 def test_ray_survives_a_killed_worker(tmp_path: Path, monkeypatch):
     pytest.importorskip("ray")
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1]))

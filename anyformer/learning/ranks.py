@@ -5,6 +5,7 @@
 so R processes take the steps of one, up to the rounding of the sums. Rank 0 reads, measures and writes for all.
 """
 
+import itertools
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -74,6 +75,9 @@ class Ranks:
 ALONE = Ranks()
 
 
+_JOINED = itertools.count()
+
+
 @contextmanager
 def joined(device: torch.device) -> Iterator[Ranks]:
     """The ranks of ``torchrun`` (its environment variables say so), or one process alone."""
@@ -83,11 +87,18 @@ def joined(device: torch.device) -> Iterator[Ranks]:
         return
     if not dist.is_available():
         raise AnyformerError("WORLD_SIZE is set but this torch has no torch.distributed; run one process")
-    ours = not dist.is_initialized()
-    if ours:
-        dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
-    try:
+    if dist.is_initialized():  # by whoever calls
         yield Ranks(dist.get_rank(), dist.get_world_size())
+        return
+    from torch.distributed.distributed_c10d import PrefixStore
+    from torch.distributed.rendezvous import rendezvous
+
+    store, rank, count = next(rendezvous("env://"))
+    apart = PrefixStore(f"anyformer-{next(_JOINED)}", store)  # keys of an earlier group would mislead this one
+    kind = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+    dist.init_process_group(kind, store=apart, rank=rank, world_size=count)
+    try:
+        yield Ranks(rank, count)
+        dist.barrier()  # one that ends while another still listens to it can bring that one down
     finally:
-        if ours:
-            dist.destroy_process_group()
+        dist.destroy_process_group()

@@ -196,7 +196,8 @@ def _signals_noted() -> Iterator[list[int]]:
             raise KeyboardInterrupt
         noted.append(number)
 
-    before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
+    heard = [n for n in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(n) is not signal.SIG_IGN]  # ignored ones stay so
+    before = {number: signal.signal(number, note) for number in heard}
     try:
         yield noted
     finally:
