@@ -53,7 +53,7 @@ def draw_curves(path: Path, curves: dict[str, dict[str, list[list[list[float]]]]
     columns = min(5, len(curves))
     rows = -(-len(curves) // columns)
     figure, axes = plt.subplots(rows, columns, figsize=(3.1 * columns, 2.5 * rows), squeeze=False, sharey=True)
-    colours = dict(zip(("sparse", "random", "full"), COLOURS[1:], strict=False))
+    colours: dict[str, str] = dict(zip(("sparse", "random", "full"), COLOURS[1:], strict=False))
     for axis in axes.flat[len(curves) :]:
         axis.set_axis_off()
     for axis, (panel, models) in zip(axes.flat, curves.items(), strict=False):

@@ -166,7 +166,11 @@ def model_of(cell: Cell, seed: int) -> Model:
 def training_of(cell: Cell, seed: int) -> TrainingConfig:
     """AdamW, one cycle; the choices are measured in docs/learning.md."""
     quick, normed, dyck = cell.profile == "quick", VARIANTS[cell.variant].norm, cell.task == "dyck"
-    steps = 200 if quick else 4000 if not normed else 2500 if dyck else 2000
+    steps = 4000  # stop_at ends most runs long before
+    if normed:
+        steps = {"dyck": 2500, "1-hop": 2000}.get(cell.task, steps)
+    if quick:
+        steps = 200
     return TrainingConfig(
         steps=steps,
         batch_size=16 if quick else 128 if dyck else 64,  # Dyck scores one place a row, k-hop 99
