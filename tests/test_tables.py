@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import asdict, replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -16,6 +17,8 @@ from anyformer.learning.models import FullyTrained
 from anyformer.learning.runs import RunConfig
 from anyformer.operators import Context
 from anyformer.tasks import Curriculum, KHop
+
+ROOT = Path(__file__).parent.parent
 
 
 @pytest.fixture
@@ -172,3 +175,23 @@ def test_reads_are_the_same_program_on_the_random_machine():
         with pytest.raises(AnyformerError, match="reads"):
             wrong.build(task, 0)
     assert set(KINDS) == {"sparse", "random", "full"} and len(VARIANTS) == 5
+
+
+def test_the_readme_says_what_the_table_says():
+    rows = {
+        tuple(row[k] for k in ("task", "norm", "model", "profile")): row
+        for row in json.loads((ROOT / "results/table1.json").read_text())
+    }
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    for name, task, m, kind, model in (
+        ("Dyck-1", "dyck", 1024, "0/1", "sparse"),
+        ("1-hop", "1-hop", 456, "0/1", "sparse"),
+        ("1-hop", "1-hop", 456, "random", "random"),
+        ("2-hop", "2-hop", 1024, "0/1", "sparse"),
+    ):
+        cells = [f"{name}, m = {m}", kind]
+        for variant in ("none", "residual+norm"):
+            row = rows[task, variant, model, "paper"]
+            cells += [tables.spelled(row["accuracy"]), f"{row['paper']:.1f}"]
+            assert row["m"] == m
+        assert f"| {' | '.join(cells)} |" in text

@@ -71,7 +71,7 @@ def folded_logits(
     ctx: Context,
     observe: Observer | None = None,
     queries: Int[Tensor, "batch q"] | None = None,
-) -> Float[Tensor, "batch n out"]:
+) -> Float[Tensor, "batch places out"]:
     """Logits from the table of reads (a masked machine's or a random one's); with ``queries`` those of these places alone."""
     heads, out = recipe.attention.heads, recipe.network_class.outputs
     probes, kept = _columns(recipe)
@@ -97,7 +97,7 @@ def folded_logits(
     return logits + here
 
 
-def at_queries(x: Float[Tensor, "batch *rest"], queries: Int[Tensor, "batch q"] | None) -> Float[Tensor, "batch *rest"]:
+def at_queries(x: Float[Tensor, "batch *rest"], queries: Int[Tensor, "batch q"] | None) -> Float[Tensor, "batch *rows"]:
     """The rows (axis -2) of some places of each sequence; all of them for None."""
     if queries is None:
         return x

@@ -109,7 +109,7 @@ class Frozen(Machine):
         ctx: Context,
         observe: Any = None,
         queries: Int[Tensor, "batch q"] | None = None,
-    ) -> Float[Tensor, "batch n out"]:
+    ) -> Float[Tensor, "batch places out"]:
         """Logits from tables: the run of learning. With ``queries`` (batch, q) only those of these places, (batch, q, out)."""
         rows, places, *others = tables
         assert rows is not None

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
 from anyformer.backbones.frozen.folded import Observer, at_queries, attention_pattern
@@ -162,7 +162,7 @@ def _add_product(onto: Tensor, x: Tensor, matrix: Tensor) -> None:
         onto += product(x, matrix)
 
 
-def product(x: Float[Tensor, "*batch n m"], matrix: Float[Tensor, "m w"]) -> Float[Tensor, "*batch n w"]:
+def product(x: Shaped[Tensor, "*batch n m"], matrix: Shaped[Tensor, "m w"]) -> Shaped[Tensor, "*batch n w"]:
     """``x matrix`` in the matrix's dtype, as ``x`` has it. A processor without units for bfloat16 multiplies the rounded numbers in float32,
     which is what such units do (they add up in float32), and not hundreds of times slower, as its own bfloat16 would be."""
     if matrix.dtype == x.dtype:
@@ -196,7 +196,7 @@ def unfolded_logits(
     ctx: Context,
     observe: Observer | None = None,
     queries: Int[Tensor, "batch q"] | None = None,
-) -> Float[Tensor, "batch n out"]:
+) -> Float[Tensor, "batch places out"]:
     """Logits, layer by layer. ``norms`` are gains and biases, in the order of the run; None: 1 and 0. With ``queries`` the last layer
     is computed at these places alone."""
     x = F.embedding(tokens, rows)
