@@ -44,7 +44,9 @@ def _save(figure: Any, path: Path) -> None:
         pyplot().close(figure)
 
 
-def draw_curves(path: Path, curves: dict[str, dict[str, list[list[list[float]]]]], floors: dict[str, float], title: str) -> None:
+def draw_curves(
+    path: Path, curves: dict[str, dict[str, list[list[list[int | float]]]]], floors: dict[str, float], title: str
+) -> None:
     """Held-out accuracy against steps: a panel a task and variant, a line a model (thin: its seeds), dashed the best trivial baseline.
 
     ``curves[panel][model]`` holds [step, accuracy] of every evaluation, a list a seed.

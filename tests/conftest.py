@@ -1,6 +1,8 @@
 """Hypothesis profiles (HYPOTHESIS_PROFILE=default or all) and one torch thread a worker."""
 
 import os
+import signal
+import threading
 
 import jaxtyping
 import pytest
@@ -20,3 +22,10 @@ def as_shipped():
     jaxtyping.config.update("jaxtyping_disable", True)
     yield
     jaxtyping.config.update("jaxtyping_disable", False)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _interrupts():
+    """Ctrl-C is heard, also where the tests were started in the background of a shell, which then ignores it for them and their children."""
+    if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -66,7 +66,7 @@ class Row:
     steps: list[int] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)
     baselines: dict[str, float] = field(default_factory=dict)
-    curves: list[list[list[float]]] = field(default_factory=list)
+    curves: list[list[list[int | float]]] = field(default_factory=list)
     """For each seed, [step, held-out accuracy] at every evaluation."""
 
     @property
@@ -136,7 +136,7 @@ def reproduce(
 
 def _draw(table: str, profile: str, rows: Sequence[Row], path: Path) -> None:
     """The curves of one profile."""
-    curves: dict[str, dict[str, list[list[list[float]]]]] = {}
+    curves: dict[str, dict[str, list[list[list[int | float]]]]] = {}
     lowest: dict[str, float] = {}
     for row in rows:
         if row.profile == profile and row.curves and row.model != "compiled":
