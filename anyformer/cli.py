@@ -267,13 +267,12 @@ def _reproduce(options: Reproduce) -> tuple[dict[str, Any], int]:
     from anyformer.console import reproduce_progress, show_table
     from anyformer.experiments.tables import cells, reproduce
 
-    cluster = options.engine == "ray"
     if options.table == "learnability":
         return _learnability(options)
     count = len(cells(options.table, options.profile, options.only)) * len(options.seeds)
     said = " ".join(["anyformer reproduce", options.table, "--profile", options.profile, "--seeds", *map(str, options.seeds)])
     with contextlib.ExitStack() as stack:
-        executor = stack.enter_context(_ray()) if cluster else None
+        executor = stack.enter_context(_engine(options))
         report = stack.enter_context(reproduce_progress(quiet=options.as_json, runs=count))
         where = (options.output, options.runs, executor, options.only)
         result = reproduce(options.table, options.profile, options.seeds, *where, command=said, report=report)
@@ -292,7 +291,7 @@ def _learnability(options: Reproduce) -> tuple[dict[str, Any], int]:
         raise AnyformerError("reproduce: --only chooses cells of table1 and table2; learnability is run whole")
     said = " ".join(["anyformer reproduce learnability --seeds", *map(str, options.seeds)])
     with contextlib.ExitStack() as stack:
-        executor = stack.enter_context(_ray()) if options.engine == "ray" else None
+        executor = stack.enter_context(_engine(options))
         count = (len(CHOICES) + len(RANDOM)) * len(options.seeds)
         report = stack.enter_context(reproduce_progress(quiet=options.as_json, runs=count))
         result = learnability(options.seeds, options.output, options.runs, executor, command=said, report=report)
@@ -301,10 +300,10 @@ def _learnability(options: Reproduce) -> tuple[dict[str, Any], int]:
     return result | {"lines": [asdict(line) for line in result["lines"]]}, 1 if result["failures"] else 0
 
 
-def _ray() -> Any:
+def _engine(options: Reproduce) -> Any:
     from anyformer.learning.sweeps import RayExecutor
 
-    return RayExecutor()
+    return RayExecutor() if options.engine == "ray" else contextlib.nullcontext()
 
 
 def _train(options: Train[Any, Any]) -> tuple[dict[str, Any], int]:

@@ -9,6 +9,7 @@ import dataclasses
 import hashlib
 import json
 import math
+from collections.abc import Iterator
 from typing import Any, ClassVar, TypeVar
 
 from anyformer.errors import AnyformerError
@@ -95,3 +96,15 @@ def _decode(data: Any) -> Any:
         raise
     except (TypeError, ValueError, AttributeError) as error:
         raise AnyformerError(f"{name} cannot be built from these fields: {error}") from error
+
+
+def differences(a: Any, b: Any, where: str = "") -> Iterator[tuple[str, Any, Any]]:
+    """The smallest parts in which the JSON data of two specifications differ: where, there in ``a``, and there in ``b``."""
+    if isinstance(a, dict) and isinstance(b, dict) and a.get("type") == b.get("type"):
+        for key in a | b:
+            yield from differences(a.get(key), b.get(key), f"{where}.{key}" if where else key)
+    elif isinstance(a, list) and isinstance(b, list) and len(a) == len(b):
+        for i, (x, y) in enumerate(zip(a, b, strict=True)):
+            yield from differences(x, y, f"{where}[{i}]")
+    elif a != b:
+        yield where, a, b

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from tyro.conf import OmitArgPrefixes
 
-from anyformer.backbones.frozen import FrozenMasked, FrozenRandom
+from anyformer.backbones.frozen import FrozenMasked, FrozenRandom, attention_class
 from anyformer.console import show, train_progress
 from anyformer.errors import AnyformerError, require_size
 from anyformer.learning.models import FullyTrained, Model
@@ -23,7 +23,6 @@ from anyformer.learning.sizes import Sizes, sizes
 from anyformer.learning.training import TrainingConfig
 from anyformer.memory import keep_freed_memory
 from anyformer.options import TRAINED, Dense, Folder, Full, Sparse, Train
-from anyformer.targets.reading import network_class
 from anyformer.targets.transformer import TransformerConfig
 from anyformer.tasks import Task
 
@@ -125,9 +124,6 @@ def _frozen_machine(task: Task, given: Sparse) -> Model:
     problems = list(_without_effect(given))
     if problems:
         raise AnyformerError(f"train: {'; '.join(problems)}")
-    attention = TransformerConfig(
-        vocab=task.vocab, heads=given.heads, layers=given.layers, head_dim=given.head_dim, features=task.vocab, causal=True
-    )
     options: dict[str, Any] = {
         "residual": given.residual,
         "norm": None if given.norm == "none" else given.norm,
@@ -138,7 +134,7 @@ def _frozen_machine(task: Task, given: Sparse) -> Model:
     if isinstance(given, Dense):
         machine, options["width"] = FrozenRandom, given.width
     return recommended_model(
-        machine.recipe_for(network_class(attention), **options),
+        machine.recipe_for(attention_class(given.heads, given.layers, given.head_dim, task.vocab), **options),
         positions=given.positions == "learned",
         readout=given.readout,
         train_norms=given.train_norms,

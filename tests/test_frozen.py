@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import anyformer as af
 from anyformer.backbones import FrozenMasked, FrozenRandom
-from anyformer.backbones.frozen import Frozen, FrozenRecipe
+from anyformer.backbones.frozen import Frozen, FrozenRecipe, attention_class
 from anyformer.errors import AnyformerError, OutsideClass
 from anyformer.learning.learner import LearnedProgram
 from anyformer.recipe import Recipe
@@ -99,6 +99,10 @@ def test_the_papers_widths():
         c = TransformerConfig(vocab=vocab, heads=heads, layers=layers, head_dim=d, features=vocab, causal=True)
         network = af.read(af.Transformer(c)).network_class
         assert [kind.recipe_for(network).m for kind in KINDS] == [m, m]
+
+
+def test_the_class_of_a_machine_is_that_of_an_attention_only_target():
+    assert attention_class(2, 3, 3, VOCAB) == af.read(af.Transformer(config(2, 3))).network_class.for_tree()
 
 
 @pytest.mark.parametrize("kind", KINDS)

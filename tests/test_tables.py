@@ -31,7 +31,8 @@ def tiny(monkeypatch):
         return replace(training_of(cell, seed), **less)
 
     monkeypatch.setattr(learned, "training_of", short)
-    monkeypatch.setattr(tables, "SCORED", {"dyck": 8, "k-hop": 4})
+    monkeypatch.setattr(tables, "SCORED_LABELS", 8)
+    monkeypatch.setattr(tables, "SCORED_ROWS", 4)
     monkeypatch.setattr(tables, "FLOOR_ROWS", 200)
     tables.floors.cache_clear()
 

@@ -114,6 +114,18 @@ class LiteralLayer(nn.Module):
         return total
 
 
+def first_state(tokens: Tensor, program: Any, mask: Tensor | None, positions: Tensor | None) -> tuple[Tensor, Context]:
+    """``E[token] + P[position]`` for a program, and where the tokens stand."""
+    if positions is None:
+        positions = torch.arange(tokens.shape[1]).expand(tokens.shape)
+        if mask is not None:
+            positions = (mask.long().cumsum(1) - 1).clamp(min=0)
+    z = program.embedding[tokens]
+    if program.position_embedding is not None:
+        z = z + program.position_embedding[positions]
+    return z, Context(positions, mask)
+
+
 class LiteralTransformer(nn.Module):
     """The dense machine: layers in order (the same module several times where weights are tied) and the read-out U (m, out)."""
 
@@ -139,14 +151,7 @@ class LiteralTransformer(nn.Module):
         patterns: list[Tensor] | None = None,
     ) -> Tensor:
         """Logits of a program; ``patterns``, a list, receives each attention bank's patterns."""
-        if positions is None:
-            positions = torch.arange(tokens.shape[1]).expand(tokens.shape)
-            if mask is not None:
-                positions = (mask.long().cumsum(1) - 1).clamp(min=0)
-        ctx = Context(positions, mask)
-        z = program.embedding[tokens]
-        if program.position_embedding is not None:
-            z = z + program.position_embedding[positions]
+        z, ctx = first_state(tokens, program, mask, positions)
         for layer in self.order:
             z = layer(z, ctx, patterns)
         return z @ self.U.to(z.dtype)

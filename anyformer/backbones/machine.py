@@ -22,6 +22,7 @@ from anyformer.network import Network, check_positions, check_tokens
 from anyformer.operators import Cache, Context
 from anyformer.program import Program
 from anyformer.recipe import Recipe
+from anyformer.spec import differences
 from anyformer.targets.reading import network_class
 
 M = TypeVar("M", bound="Machine")
@@ -171,7 +172,7 @@ class Machine(nn.Module, ABC):
             reasons.append(f"{len(theirs.stages)} stages, the machine has {len(mine.stages)}")
         for s, (a, b) in enumerate(zip(mine.stages, theirs.stages, strict=False)):
             if a != b:
-                reasons += [f"stage {s + 1}: {d}" for d in differences(a.to_json(), b.to_json())]
+                reasons += [f"stage {s + 1}: {d}" for d in misfits(a.to_json(), b.to_json())]
         if mine.outputs != theirs.outputs:
             reasons.append(f"{theirs.outputs} outputs, the machine has {mine.outputs}")
         if reasons:
@@ -239,13 +240,9 @@ class Machine(nn.Module, ABC):
             )
 
 
-def differences(a: Any, b: Any, where: str = "") -> list[str]:
-    """The smallest parts in which two JSON values differ: machine's value first."""
-    if isinstance(a, dict) and isinstance(b, dict) and a.get("type") == b.get("type"):
-        return [d for key in a for d in differences(a[key], b[key], f"{where}.{key}" if where else key)]
-    if isinstance(a, list) and isinstance(b, list) and len(a) == len(b):
-        return [d for i, (x, y) in enumerate(zip(a, b, strict=True)) for d in differences(x, y, f"{where}[{i}]")]
-    return [] if a == b else [f"{where} is {_short(b)}, the machine has {_short(a)}"]
+def misfits(machine: Any, target: Any) -> list[str]:
+    """The smallest parts in which the JSON data of a target's class differ from a machine's, in words."""
+    return [f"{where} is {_short(b)}, the machine has {_short(a)}" for where, a, b in differences(machine, target)]
 
 
 def _short(value: Any) -> str:

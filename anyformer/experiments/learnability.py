@@ -11,10 +11,10 @@ from collections.abc import Sequence
 from concurrent.futures import Executor
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from statistics import mean, stdev
 from typing import Any
 
 from anyformer.experiments.learned import Cell, run_config
+from anyformer.experiments.tables import spelled
 from anyformer.learning.frozen_machine import FrozenMachine
 from anyformer.learning.runs import RunConfig
 from anyformer.learning.sweeps import SweepReport, sweep
@@ -100,8 +100,6 @@ def markdown(lines: Sequence[Line], command: str) -> str:
         "|---|---|---|---|",
     ]
     for line in lines:
-        said = "not run" if not line.accuracy else f"{mean(line.accuracy):.1f}"
-        said += f" ± {stdev(line.accuracy):.1f}" if len(line.accuracy) > 1 else ""
         reached = ", ".join("never" if step is None else str(step) for step in line.steps_to_90)
-        out.append(f"| {line.choice} | {len(line.seeds)} | {said} | {reached} |")
+        out.append(f"| {line.choice} | {len(line.seeds)} | {spelled(line.accuracy)} | {reached} |")
     return "\n".join(out) + "\n"

@@ -6,16 +6,14 @@
 The paper gives H, L, d and m; every other choice is ours and is written in a configuration. (Fixed Universal Transformers, arXiv 2605.31423.)
 """
 
-from dataclasses import dataclass, replace
-from functools import lru_cache
+from dataclasses import dataclass
 
-from anyformer.backbones.frozen import FrozenMasked, FrozenRandom
+from anyformer.backbones.frozen import FrozenMasked, FrozenRandom, attention_class
 from anyformer.errors import require_choice
 from anyformer.learning.models import FullyTrained, Model
 from anyformer.learning.recommended import recommended_model
 from anyformer.learning.runs import RunConfig
 from anyformer.learning.training import TrainingConfig
-from anyformer.targets.reading import network_class
 from anyformer.targets.transformer import TransformerConfig
 from anyformer.tasks import Dyck, KHop, Task
 
@@ -127,23 +125,17 @@ def run_config(cell: Cell, seed: int) -> RunConfig:
     return RunConfig(task=task_called(cell.task), model=model_of(cell, seed), training=training_of(cell, seed))
 
 
-@lru_cache
 def model_of(cell: Cell, seed: int) -> Model:
     """A frozen machine of the paper's size, or for "full" an ordinary transformer of H heads of width d, D = H d features."""
     sizes, what, task = sizes_of(cell.task, cell.profile), VARIANTS[cell.variant], task_called(cell.task)
-    config = TransformerConfig(
-        vocab=task.vocab,
-        heads=sizes.heads,
-        layers=sizes.layers,
-        head_dim=sizes.head_dim,
-        features=task.vocab,
-        causal=True,
-    )
     if cell.kind == "full":
         features = sizes.heads * sizes.head_dim
         return FullyTrained(
-            config=replace(
-                config,
+            config=TransformerConfig(
+                vocab=task.vocab,
+                heads=sizes.heads,
+                layers=sizes.layers,
+                head_dim=sizes.head_dim,
                 features=features,
                 residual=what.residual,
                 norm="layer" if what.norm else None,
@@ -159,8 +151,8 @@ def model_of(cell: Cell, seed: int) -> Model:
         "seed": seed,
     }
     machine = FrozenMasked if cell.kind == "sparse" else FrozenRandom
-    recipe = machine.recipe_for(network_class(config), **options)
-    return recommended_model(recipe)
+    attention = attention_class(sizes.heads, sizes.layers, sizes.head_dim, task.vocab)
+    return recommended_model(machine.recipe_for(attention, **options))
 
 
 def training_of(cell: Cell, seed: int) -> TrainingConfig:

@@ -25,6 +25,7 @@ from anyformer.charts import draw_curves
 from anyformer.compiling import compile
 from anyformer.errors import AnyformerError
 from anyformer.experiments.learned import KINDS, PAPER, PROFILES, VARIANTS, Cell, run_config, sizes_of, task_called
+from anyformer.learning.models import FullyTrained
 from anyformer.learning.runs import RunConfig, RunResult
 from anyformer.learning.sweeps import SweepReport, sweep
 from anyformer.program import Program, load
@@ -39,8 +40,8 @@ TABLES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
 }
 """Tasks and variants of each table."""
 MODELS = (*KINDS, "compiled")
-SCORED = {"dyck": 4096, "k-hop": 512}
-"""Held-out sequences on which a finished model is scored."""
+SCORED_LABELS, SCORED_ROWS = 4096, 512
+"""A finished model is scored on at least so many labels and so many sequences of the held-out set."""
 FLOOR_ROWS = 20_000
 """Rows on which the predictors without understanding are fitted, and as many to score them."""
 SCORES = "scores.json"
@@ -215,7 +216,7 @@ def scores(config: RunConfig, result: RunResult, compiled: bool = False) -> dict
         alone = not (target.config.residual or target.config.norm)
         program: Program | Transformer = compile(target, (FrozenMasked if alone else PathTree).for_class(target))
     else:
-        program = load(result.result) if hasattr(config.model, "recipe") else Transformer.load(result.result)
+        program = Transformer.load(result.result) if isinstance(config.model, FullyTrained) else load(result.result)
     if isinstance(program, Program):
         machine, width = program.machine(), program.width
         found = evaluated(lambda tokens: machine(tokens, program), config.task)
@@ -230,7 +231,8 @@ def scores(config: RunConfig, result: RunResult, compiled: bool = False) -> dict
 @torch.no_grad()
 def evaluated(run: Callable[[Tensor], Tensor], task: Task, rows: int = 16) -> dict[str, float]:
     """Every accuracy of the task on its held-out set."""
-    batch: Batch = task.held_out(SCORED["k-hop" if task.length == 99 else "dyck"])
+    a_row = int(task.held_out(1).scored.sum())
+    batch: Batch = task.held_out(max(SCORED_ROWS, SCORED_LABELS // a_row))
     return task.accuracies(torch.cat([run(part) for part in batch.inputs.split(rows)]), batch)
 
 
@@ -267,7 +269,8 @@ def markdown(table: str, rows: Iterable[Row]) -> str:
                 " ".join(map(str, row.steps)),
             ]
             lines.append(f"| {' | '.join(cells)} |")
-        lines.append("")
+        made = sorted({row.command for row in mine if row.command})
+        lines += ["", f"Made by {', '.join(f'`{command}`' for command in made)}.", ""]
     return "\n".join(lines)
 
 

@@ -27,7 +27,7 @@ from anyformer.errors import AnyformerError
 from anyformer.learning.checkpoints import checkpoints, read_checkpoint, write_checkpoint
 from anyformer.learning.sinks import LOG
 from anyformer.learning.training import History, Record, TrainingState
-from anyformer.spec import Spec
+from anyformer.spec import Spec, differences
 from anyformer.storage import fcntl, write_text
 
 CONFIG, ENVIRONMENT, METRICS, CHECKPOINTS, RESULT, FINISHED, LOCK = (
@@ -168,7 +168,8 @@ class RunFolder:
         if stored is None:
             return False
         if stored != self.config:
-            said = "; ".join(_differences(stored.to_json(), self.config.to_json()))
+            parts = differences(stored.to_json(), self.config.to_json())
+            said = "; ".join(f"{where} is {there!r} there, {here!r} here" for where, there, here in parts)
             path = self.path / CONFIG
             raise AnyformerError(f"{path} is not the configuration of this run: {said}; it was changed, move the folder away")
         return True
@@ -244,12 +245,3 @@ def _commit() -> str | None:
 
 def _line(record: Record) -> str:
     return json.dumps(dataclasses.asdict(record)) + "\n"
-
-
-def _differences(there: Any, here: Any, where: str = "") -> Iterator[str]:
-    """The leaves at which two JSON values differ."""
-    if isinstance(there, dict) and isinstance(here, dict):
-        for key in sorted(there.keys() | here.keys()):
-            yield from _differences(there.get(key), here.get(key), f"{where}.{key}" if where else key)
-    elif there != here:
-        yield f"{where} is {there!r} there, {here!r} here"

@@ -7,7 +7,6 @@ Runs are named by their configuration: equal ones are trained once, finished one
 killed goes on from its checkpoint. Each worker trains with one thread, so a run in a sweep has the bits of a run alone.
 """
 
-import logging
 import os
 import threading
 from collections.abc import Callable, Iterable, Iterator
@@ -22,9 +21,9 @@ import torch
 from anyformer.errors import AnyformerError
 from anyformer.learning.run_folder import RunFolder
 from anyformer.learning.runs import RunConfig, RunResult, run_training
+from anyformer.learning.sinks import LOG
 from anyformer.memory import keep_freed_memory
 
-LOG = logging.getLogger("anyformer")
 FRUITLESS = 3
 """After so many pools that broke before any run was finished, each run gets a pool of its own."""
 _ONE_AT_A_TIME = threading.Lock()  # torch's random state belongs to the process

@@ -7,8 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from anyformer.backbones.frozen.recipe import FrozenRecipe
-from anyformer.backbones.literal import GATES, LiteralBank
-from anyformer.operators import Context
+from anyformer.backbones.literal import GATES, LiteralBank, first_state
 
 
 class LiteralFrozen(nn.Module):
@@ -33,14 +32,7 @@ class LiteralFrozen(nn.Module):
     ) -> Tensor:
         """Logits of a program; ``patterns``, a list, receives each layer's patterns."""
         recipe = self.recipe
-        if positions is None:
-            positions = torch.arange(tokens.shape[1]).expand(tokens.shape)
-            if mask is not None:
-                positions = (mask.long().cumsum(1) - 1).clamp(min=0)
-        ctx = Context(positions, mask)
-        z = program.embedding[tokens]
-        if program.position_embedding is not None:
-            z = z + program.position_embedding[positions]
+        z, ctx = first_state(tokens, program, mask, positions)
         used = 0
 
         def norm(x: Tensor) -> Tensor:

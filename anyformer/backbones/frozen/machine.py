@@ -61,10 +61,6 @@ class Frozen(Machine):
         self._cast: dict[Any, Any] = {}
 
     @classmethod
-    def _options(cls, network_class: NetworkClass) -> NetworkClass:
-        return network_class.for_tree()
-
-    @classmethod
     def width_of(cls, recipe: Any) -> int:
         return recipe.m
 

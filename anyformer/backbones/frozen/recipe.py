@@ -7,13 +7,14 @@
 Nothing here depends on a target. (Fixed Universal Transformers, arXiv 2605.31423, experiments; what it leaves open is a field.)
 """
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
 from anyformer.backbones.random_backbone import RandomRecipe, required_reads
 from anyformer.backbones.tree import Tree
-from anyformer.classes import NetworkClass, StageClass
+from anyformer.classes import BranchClass, NetworkClass, StageClass
 from anyformer.errors import AnyformerError, OutsideClass, require_choice, require_size
-from anyformer.operators import Attention
+from anyformer.operators import Attention, Causal
 from anyformer.operators.functions import FUNCTIONS
 from anyformer.recipe import Recipe
 
@@ -21,7 +22,7 @@ NORMS = (None, "pre", "post")
 
 
 @dataclass(frozen=True, kw_only=True)
-class FrozenRecipe(Recipe):
+class FrozenRecipe(Recipe, ABC):
     """What both kinds of machine have. ``network_class`` holds L stages of attention alone; its outputs are d_in.
 
     ``norm`` is a LayerNorm over all m coordinates: "pre" (of what attention and MLP read, and once more before U), "post" (of the stream
@@ -70,9 +71,9 @@ class FrozenRecipe(Recipe):
         return len(self.network_class.stages)
 
     @property
+    @abstractmethod
     def m(self) -> int:
         """The width of the stream."""
-        raise NotImplementedError
 
     @property
     def norms(self) -> int:
@@ -121,6 +122,12 @@ class FrozenRandomRecipe(FrozenRecipe):
     def programmable(self) -> bool:
         """Whether the width lets every target of the class be compiled."""
         return self.folds and self.width >= required_reads(self.network_class)
+
+
+def attention_class(heads: int, layers: int, head_dim: int, features: int) -> NetworkClass:
+    """The class that a frozen machine holds: L layers of H causal heads of width d, nothing else, d_in = ``features`` outputs."""
+    stage = StageClass((BranchClass(Attention(heads, head_dim, mask=Causal())),))
+    return NetworkClass((stage,) * layers, features)
 
 
 def _attends_alone(stage: StageClass) -> bool:

@@ -5,6 +5,7 @@
 The same operators as everywhere form the patterns. Each kind of map is one differentiable step that copies no block.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -22,16 +23,16 @@ from anyformer.operators import Context
 from anyformer.operators.functions import scalar_function
 
 
-class LayerMaps:
+class LayerMaps(ABC):
     """What a layer reads and how its heads route."""
 
+    @abstractmethod
     def read(self, y: Float[Tensor, "batch n m"]) -> tuple[Float[Tensor, "batch n reads"], Float[Tensor, "batch n m"]]:
         """``Y [R_Q R_K]`` of all heads, and Y itself, to be routed."""
-        raise NotImplementedError
 
+    @abstractmethod
     def route(self, patterns: Tensor, y: Tensor, onto: Tensor | None) -> Float[Tensor, "batch n m"]:
         """``[onto +] sum_h A_h Y R_V[h]``."""
-        raise NotImplementedError
 
 
 @dataclass(frozen=True)
@@ -164,7 +165,7 @@ def _add_product(onto: Tensor, x: Tensor, matrix: Tensor) -> None:
 
 def product(x: Shaped[Tensor, "*batch n m"], matrix: Shaped[Tensor, "m w"]) -> Shaped[Tensor, "*batch n w"]:
     """``x matrix`` in the matrix's dtype, as ``x`` has it. A processor without units for bfloat16 multiplies the rounded numbers in float32,
-    which is what such units do (they add up in float32), and not hundreds of times slower, as its own bfloat16 would be."""
+    which is what such units do (they add up in float32), without the price of emulating them."""
     if matrix.dtype == x.dtype:
         return x @ matrix
     rounded = x.to(matrix.dtype)

@@ -13,7 +13,7 @@ from functools import lru_cache
 
 import torch
 
-from anyformer.backbones.machine import differences
+from anyformer.backbones.machine import misfits
 from anyformer.classes import BranchClass, NetworkClass, StageClass, inner_operator
 from anyformer.errors import AnyformerError, OutsideClass
 from anyformer.operators import ALiBi, Attention, Context, FixedMatrix, Gate, Normed, Operator, RelativeBias
@@ -124,7 +124,7 @@ def _fit_bank(machine: BranchClass, target: BranchClass) -> tuple[tuple[int, ...
     except AnyformerError as error:
         return 0, [str(error)]
     if smaller != target:
-        return 0, differences(smaller.to_json(), target.to_json())
+        return 0, misfits(smaller.to_json(), target.to_json())
     if count < machine.operator.count and (problem := _zero_problem(machine.operator)):
         return 0, [f"{count} of {machine.operator.count} {noun}s: {problem}"]
     groups, size = (
