@@ -1,0 +1,29 @@
+"""RASP: programs of sequences and selectors, their interpreter, and their compiler to transformer weights."""
+
+from anyformer.rasp.interpreter import Evaluation as Evaluation
+from anyformer.rasp.interpreter import interpret as interpret
+from anyformer.rasp.operations import OPERATIONS as OPERATIONS
+from anyformer.rasp.operations import Operation as Operation
+from anyformer.rasp.operations import Undefined as Undefined
+from anyformer.rasp.sequences import EQ as EQ
+from anyformer.rasp.sequences import GEQ as GEQ
+from anyformer.rasp.sequences import GT as GT
+from anyformer.rasp.sequences import LEQ as LEQ
+from anyformer.rasp.sequences import LT as LT
+from anyformer.rasp.sequences import NEQ as NEQ
+from anyformer.rasp.sequences import TRUE as TRUE
+from anyformer.rasp.sequences import Selector as Selector
+from anyformer.rasp.sequences import Sequence as Sequence
+from anyformer.rasp.sequences import aggregate as aggregate
+from anyformer.rasp.sequences import apply as apply
+from anyformer.rasp.sequences import full as full
+from anyformer.rasp.sequences import indices as indices
+from anyformer.rasp.sequences import length as length
+from anyformer.rasp.sequences import lift as lift
+from anyformer.rasp.sequences import maximum as maximum
+from anyformer.rasp.sequences import printed as printed
+from anyformer.rasp.sequences import select as select
+from anyformer.rasp.sequences import selector_width as selector_width
+from anyformer.rasp.sequences import soft_aggregate as soft_aggregate
+from anyformer.rasp.sequences import tokens as tokens
+from anyformer.rasp.sequences import where as where
