@@ -1,5 +1,7 @@
 """RASP: programs of sequences and selectors, their interpreter, and their compiler to transformer weights."""
 
+from anyformer.rasp.compiled import CompiledProgram as CompiledProgram
+from anyformer.rasp.compiling import compile as compile
 from anyformer.rasp.interpreter import Evaluation as Evaluation
 from anyformer.rasp.interpreter import interpret as interpret
 from anyformer.rasp.operations import OPERATIONS as OPERATIONS
@@ -27,3 +29,4 @@ from anyformer.rasp.sequences import selector_width as selector_width
 from anyformer.rasp.sequences import soft_aggregate as soft_aggregate
 from anyformer.rasp.sequences import tokens as tokens
 from anyformer.rasp.sequences import where as where
+from anyformer.rasp.values import Reals as Reals

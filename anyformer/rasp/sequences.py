@@ -311,6 +311,28 @@ def in_order(roots: tuple[Sequence | Selector, ...]) -> list[Sequence | Selector
     return list(done.values())
 
 
+def restricted(program: Sequence) -> Sequence:
+    """The program with every selector restricted to keys at or before the query: what it means to a causal transformer."""
+    before = Select(indices, indices, LEQ)
+    done: dict[int, Any] = {}
+    for node in in_order((program,)):
+        parts = [done[id(child)] for child in children(node)]
+        if isinstance(node, Elementwise):
+            new: Any = Elementwise(node.operation, tuple(parts))
+        elif isinstance(node, Aggregate):
+            new = Aggregate(parts[0] & before, parts[1], node.default, node.how, parts[2] if len(parts) > 2 else None)
+        elif isinstance(node, SelectorWidth):
+            new = SelectorWidth(parts[0] & before)
+        elif isinstance(node, Select):
+            new = Select(parts[0], parts[1], node.predicate)
+        else:
+            new = Combined(node.operation, tuple(parts)) if isinstance(node, Combined) else node
+        if new is not node and node.label:
+            new.label = node.label
+        done[id(node)] = new
+    return done[id(program)]
+
+
 def printed(node: Sequence | Selector) -> str:
     """The expression as text; a named one by its name."""
     texts: dict[int, str] = {}
