@@ -18,9 +18,13 @@ from anyformer.operators import Attention, AverageHard, Bidirectional, Causal, G
 from anyformer.rasp.plan import Form, Head, Plan, Unit, number
 
 
+BANK = 8
+"""The largest number of heads whose (n, n) patterns are held at once."""
+
+
 @dataclass(frozen=True)
 class Stream:
-    """Where coordinates live: ``place[c]``, the ``width`` (the constant feature, the last, included), and what is erased when: {time: places}."""
+    """Where coordinates live: ``place[c]``, the ``width`` (with the constant feature, the last), and what is erased when: {time: places}."""
 
     place: dict[int, int]
     width: int
@@ -88,7 +92,7 @@ def allocate(plan: Plan, outputs: Iterable[Form]) -> Stream:
                 continue
             free = max(int(read) + int(read) % 2, 2)
             free += 2 if free == written else 0
-            if free <= time:
+            if free < time:  # not together: old + new - old would round the new number
                 erased[free].append(p)
                 break
         else:
@@ -143,11 +147,12 @@ def mask_of(offsets: Any, causal: bool) -> Mask:
 
 def _attention(heads: list[Head], stream: Stream, dtype: torch.dtype, causal: bool, softmax: float | None) -> Stage:
     """Banks of heads with one mask and kernel; shorter scores and fewer values are padded with zeros."""
-    banks: dict[tuple[Mask, str], list[Head]] = defaultdict(list)
+    alike: dict[tuple[Mask, str], list[Head]] = defaultdict(list)
     for head in heads:
-        banks[mask_of(head.score.offsets, causal), head.kernel].append(head)
+        alike[mask_of(head.score.offsets, causal), head.kernel].append(head)
+    banks = [(*kind, found[i : i + BANK]) for kind, found in alike.items() for i in range(0, len(found), BANK)]
     branches = [_residual(stream.width)]
-    for (mask, kernel), bank in banks.items():
+    for mask, kernel, bank in banks:
         dim = max(1, *(len(h.score.pairs) for h in bank)) if bank else 1
         rank = max(len(h.writes) for h in bank)
         probes = torch.zeros(stream.width, len(bank), 2 * dim, dtype=dtype)
