@@ -19,6 +19,12 @@ from anyformer.errors import AnyformerError, require_size
 from anyformer.rasp.operations import Operation
 from anyformer.rasp.sequences import EQ, Selector, Sequence, aggregate, apply, assume, indices, maximum, select, where
 
+Kept = Callable[[int, int], bool]
+"""Which entries (i, j) of a matrix take part."""
+
+OUTSIDE = -1000
+"""A group that no position belongs to."""
+
 NOWHERE = -1
 """The position that no key has: a head that looks for it selects nothing and gives 0."""
 
@@ -56,7 +62,7 @@ class Matrix:
 
 
 @lru_cache(maxsize=None)
-def by_position(table: tuple[int, ...], beyond: int = NOWHERE) -> Sequence:
+def by_position(table: tuple[float, ...], beyond: float = NOWHERE) -> Sequence:
     """``table[p]`` at position p, ``beyond`` after the table. Equal tables are one sequence, so that equal heads are one head."""
     return apply(Operation("position", lambda p: table[p] if p < len(table) else beyond), indices)
 
@@ -113,33 +119,52 @@ def _require_inner(owner: str, a: int, b: int) -> None:
         raise AnyformerError(f"{owner}: the left matrix has {a} columns, the right one {b} rows; they must be the same")
 
 
-def row_groups(rows: int, columns: int, kept: Callable[[int, int], bool] = lambda i, j: True) -> Sequence:
-    """The row of each position of a grid, -1 for entries that are not ``kept`` and for positions after the grid."""
-    return by_position(_grid(rows, columns, lambda i, j: i if kept(i, j) else -1), -1)
+def row_groups(rows: int, columns: int, kept: Kept) -> tuple[int, ...]:
+    """The row of each position of a grid; of the entries that are not kept, a group of their own a row (-2, -3, ..)."""
+    return _grid(rows, columns, lambda i, j: i if kept(i, j) else -i - 2)
 
 
 def softmax_rows(
-    a: Matrix, *, kept: Callable[[int, int], bool] = lambda i, j: True, head_per_row: bool = False, subtract_maximum: bool = True
+    a: Matrix, *, kept: Kept = lambda i, j: True, head_per_row: bool = False, subtract_maximum: bool = True
 ) -> Matrix:
-    """``exp(a_ij) / sum_j exp(a_ij)`` over the kept entries of each row (Lemma 4): 2 layers, or 1 without subtracting the row maximum.
+    """``exp(a_ij) / sum_j exp(a_ij)`` over the kept entries of each row (Lemma 4): 2 layers with the row maximum subtracted, 1 after
+    the exponential without.
 
-    The maximum is average-hard attention by value (right at any logits); without it logits must lie below about 700. The paper has one
+    The maximum is average-hard attention by value (right at any logits); without it logits must lie in [-300, 300]. The paper has one
     head a row (``head_per_row``); one head for all rows is enough.
     """
     a = moved(a)
-    group = row_groups(a.rows, a.columns, kept)
+    groups = row_groups(a.rows, a.columns, kept)
+    group = by_position(groups, -1)
     alike = [select(group, group, EQ)]
     if head_per_row:
-        rows = [by_position(_grid(a.rows, a.columns, lambda i, j, r=r: i if kept(i, j) and i == r else -2), -2) for r in range(a.rows)]
+        rows = [by_position(tuple(g if g == r else OUTSIDE for g in groups), OUTSIDE) for r in sorted(set(groups))]
         alike = [select(group, row, EQ) for row in rows]
-    best: Any = sum((maximum(rows, a.values) for rows in alike[1:]), maximum(alike[0], a.values))
-    shifted = assume(a.values - best, -1e6, 1.0) if subtract_maximum else assume(a.values, -300.0, 300.0)
-    weights = apply("exp", shifted)
+    weights = exponentials(a, alike) if subtract_maximum else apply("exp", assume(a.values, -300.0, 300.0))
     mean: Any = sum((aggregate(rows, weights) for rows in alike[1:]), aggregate(alike[0], weights))
-    count = by_position(_grid(a.rows, a.columns, lambda i, _: max(1, sum(kept(i, j) for j in range(a.columns)))), 1)
-    inside = by_position(_grid(a.rows, a.columns, lambda i, j: int(kept(i, j))), 0)
-    low, high = (0.5 / a.columns, 3.0) if subtract_maximum else (1e-135, 1e135)
-    return Matrix(weights * inside / (assume(mean, low, high) * count), a.rows, a.columns)
+    if head_per_row:
+        mean = mean + by_position((0,) * a.size, 1)
+    counts = _grid(a.rows, a.columns, lambda i, j: sum(kept(i, k) for k in range(a.columns)) if kept(i, j) else 0)
+    part = by_position(tuple(1 / count if count else 0 for count in counts), 0)
+    low, high = (0.5 / a.columns, 4.0) if subtract_maximum else (1e-135, 1e135)
+    return Matrix(weights * part / assume(mean, low, high), a.rows, a.columns)
+
+
+def exponentials(a: Matrix, alike: list[Selector]) -> Sequence:
+    """``exp(a_ij - max)`` with the maximum over the entries that one of the selectors ``alike`` selects."""
+    best: Any = sum((maximum(rows, a.values) for rows in alike[1:]), maximum(alike[0], a.values))
+    return apply("exp", assume(a.values - best, -1e6, 1.0))
+
+
+def layer_norm(a: Matrix, weight: Matrix, bias: Matrix, eps: float) -> Matrix:
+    """``(a_ij - mean_i) / sqrt(var_i + eps) * weight_j + bias_j``: 2 layers."""
+    a = moved(a)
+    group = by_position(_grid(a.rows, a.columns, lambda i, _: i), -1)
+    row = select(group, group, EQ)
+    centred = a.values - aggregate(row, a.values)
+    weights, biases = (m.at(_grid(a.rows, a.columns, lambda _, j, m=m: m.position(0, j))) for m in (weight, bias))
+    scale = apply("rsqrt", assume(aggregate(row, centred * centred), 0.0, 1e300) + eps)
+    return Matrix(scale * (centred * weights) + biases, a.rows, a.columns)
 
 
 def relu(a: Matrix) -> Matrix:

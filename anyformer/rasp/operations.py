@@ -120,6 +120,7 @@ OPERATIONS: dict[str, Operation] = {
         Operation("exp", _numbers(math.exp)),
         Operation("log", _numbers(math.log)),
         Operation("sqrt", _numbers(math.sqrt)),
+        Operation("rsqrt", _numbers(lambda x: 1 / math.sqrt(x))),
         Operation("reciprocal_or_zero", _numbers(_reciprocal_or_zero)),
         Operation("assume", _numbers(_assume)),
         Operation("eq", lambda x, y: bool(x == y), "({0} == {1})"),

@@ -136,6 +136,12 @@ def _monotone(
     return rule
 
 
+def _rsqrt(x: Real) -> Real | str:
+    if x.low <= 0:
+        return f"its argument lies in [{x.low:g}, {x.high:g}], it must be above 0"
+    return Real(1 / math.sqrt(x.high), 1 / math.sqrt(x.low))
+
+
 def _abs(x: Real) -> Real:
     low = 0.0 if x.low <= 0 <= x.high else min(abs(x.low), abs(x.high))
     return Real(low, x.magnitude, x.denominator, x.raw)
@@ -159,7 +165,9 @@ def _wider(x: Real, y: Real) -> int | None:
 
 def _assume(x: Real, low: Real, high: Real) -> Real | str:
     inside = Real(max(x.low, low.low), min(x.high, high.high), x.denominator, x.raw)
-    return inside if inside.low <= inside.high else f"it is assumed to lie where it never does, its range is [{x.low:g}, {x.high:g}]"
+    return (
+        inside if inside.low <= inside.high else f"it is assumed to lie where it never does, its range is [{x.low:g}, {x.high:g}]"
+    )
 
 
 def _where(c: Real, x: Real, y: Real) -> Real:
@@ -203,6 +211,7 @@ RULES: dict[str, Callable[..., Real | str]] = {
     "exp": _monotone(math.exp),
     "log": _monotone(math.log, 0.0, open_end=True),
     "sqrt": _monotone(math.sqrt, 0.0),
+    "rsqrt": _rsqrt,
     "abs": _abs,
     "relu": _relu,
     "max": _max,

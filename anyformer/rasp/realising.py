@@ -167,7 +167,9 @@ class Realisation:
         """The argument itself; where it leaves the interval by more than its error, the fault does not stay 0."""
         form, self.errors[k] = self.form(a), self.error(a)
         below, above = number(low.low - self.errors[k]) - form, form - number(high.high + self.errors[k])
-        sides = [("relu", side, None, 1.0) for side, out in ((below, inside.low < low.low), (above, inside.high > high.high)) if out]
+        sides = [
+            ("relu", side, None, 1.0) for side, out in ((below, inside.low < low.low), (above, inside.high > high.high)) if out
+        ]
         if sides:
             self.fault = self.fault + self.plan.compute(f"{self.text(k)} is not where it was assumed", sides)
         return form

@@ -37,6 +37,7 @@ CURVES = {
     "exp": Curve(math.exp, math.exp, math.exp),
     "log": Curve(math.log, lambda x: 1 / x, lambda x: -1 / x**2),
     "sqrt": Curve(math.sqrt, lambda x: 0.5 / math.sqrt(x) if x else math.inf, lambda x: -0.25 * x**-1.5 if x else -math.inf),
+    "rsqrt": Curve(lambda x: x**-0.5, lambda x: -0.5 * x**-1.5, lambda x: 0.75 * x**-2.5),
     "reciprocal": Curve(lambda x: 1 / x, lambda x: -1 / x**2, lambda x: 2 / x**3),
     "square": Curve(lambda x: x * x, lambda x: 2 * x, lambda _: 2.0),
 }
@@ -175,7 +176,7 @@ class Smooth:
             steepest = max(abs(curve.slope(r.low)), abs(curve.slope(r.high))) if error else 0.0
             return self.plan.compute(text, [(name, x, None, 1.0)]), error * steepest
         low, high = r.low - error, r.high + error
-        if name in ("log", "reciprocal", "sqrt") and low <= 0 < high:
+        if name in ("log", "reciprocal", "rsqrt", "sqrt") and low <= 0 < high:
             raise CannotCompile(f"its argument may come as near to 0 as {low:.2g}; no table holds that")
         knots = _knots(curve, low, high, self.tolerance)
         parts: list[Part] = []
