@@ -17,7 +17,6 @@ from anyformer.network import Branch, Network, Stage
 from anyformer.operators import Attention, AverageHard, Bidirectional, Causal, Gate, Identity, Mask, Offsets, Softmax
 from anyformer.rasp.plan import Form, Head, Plan, Unit, number
 
-
 BANK = 8
 """The largest number of heads whose (n, n) patterns are held at once."""
 

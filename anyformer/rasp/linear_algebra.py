@@ -11,7 +11,7 @@ Positions of the result that hold no entry are 0. (With a constant shape no laye
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cache
 from itertools import product as pairs
 from typing import Any
 
@@ -61,13 +61,13 @@ class Matrix:
         return replace(self, values=function(self.values))
 
 
-@lru_cache(maxsize=None)
+@cache
 def by_position(table: tuple[float, ...], beyond: float = NOWHERE) -> Sequence:
     """``table[p]`` at position p, ``beyond`` after the table. Equal tables are one sequence, so that equal heads are one head."""
     return apply(Operation("position", lambda p: table[p] if p < len(table) else beyond), indices)
 
 
-@lru_cache(maxsize=None)
+@cache
 def _from(places: tuple[int, ...]) -> Selector:
     return select(indices, by_position(places), EQ)
 
@@ -139,11 +139,10 @@ def softmax_rows(
     alike = [select(group, group, EQ)]
     if head_per_row:
         rows = [by_position(tuple(g if g == r else OUTSIDE for g in groups), OUTSIDE) for r in sorted(set(groups))]
-        alike = [select(group, row, EQ) for row in rows]
+        alike = [select(group, row, EQ) for row in rows] + [select(group, by_position((OUTSIDE,) * a.size, -1), EQ)]
     weights = exponentials(a, alike) if subtract_maximum else apply("exp", assume(a.values, -300.0, 300.0))
     mean: Any = sum((aggregate(rows, weights) for rows in alike[1:]), aggregate(alike[0], weights))
-    if head_per_row:
-        mean = mean + by_position((0,) * a.size, 1)
+    mean = mean + by_position((0,) * a.size, 1)  # positions after the matrix: any number
     counts = _grid(a.rows, a.columns, lambda i, j: sum(kept(i, k) for k in range(a.columns)) if kept(i, j) else 0)
     part = by_position(tuple(1 / count if count else 0 for count in counts), 0)
     low, high = (0.5 / a.columns, 4.0) if subtract_maximum else (1e-135, 1e135)
