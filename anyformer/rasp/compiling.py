@@ -36,7 +36,7 @@ def compile(
     max_length: int,
     *,
     mode: Literal["analytic", "standard"] = "analytic",
-    tolerance: float = 1e-3,
+    tolerance: int | float = 1e-3,
     causal: Literal["no", "strict", "dialect"] = "no",
     attention: Literal["hard", "softmax"] = "hard",
     dtype: Literal["float64", "float32"] = "float64",
@@ -122,7 +122,7 @@ def _words(vocab: Iterable[Any]) -> tuple[Any, ...]:
 
 
 def _realised(
-    graph: Graph, program: Sequence, vocab: Any, max_length: int, mode: Any, numbers: Any, tolerance: float
+    graph: Graph, program: Sequence, vocab: Any, max_length: int, mode: Any, numbers: Any, tolerance: int | float
 ) -> tuple[Realisation, Form]:
     """The plan and the form of the output; every part that cannot be built is asked for, so that all reasons are known at once."""
     inference = Inference(graph, vocab, max_length)

@@ -117,8 +117,9 @@ class Selectors:
         sizes = [math.prod(len(inference.values[s].values) for s in side) for side in (keys, queries)]  # type: ignore[union-attr]
         places = all(self._of.graph.nodes[s].kind == "indices" for s in (*keys, *queries))
         if sizes[0] * sizes[1] > (POSITIONS if places else PAIRS):
+            most = POSITIONS if places else PAIRS
             raise CannotCompile(
-                f"its value set explodes: {sizes[0]:,} x {sizes[1]:,} combinations of keys and queries, at most {POSITIONS if places else PAIRS:,}"
+                f"its value set explodes: {sizes[0]:,} x {sizes[1]:,} combinations of keys and queries, at most {most:,}"
             )
         return np.broadcast_to(self._evaluated(r, keys, queries), (sizes[0], sizes[1]))
 

@@ -277,7 +277,7 @@ def where(condition: Any, then: Any, otherwise: Any) -> Sequence:
     return Elementwise(OPERATIONS["where"], (lift(condition), lift(then), lift(otherwise)))
 
 
-def assume(values: Any, low: float, high: float) -> Sequence:
+def assume(values: Any, low: int | float, high: int | float) -> Sequence:
     """``values``, which are known to lie in [low, high]: the compiler may use it, and an input on which they do not is an error of the run."""
     return Elementwise(OPERATIONS["assume"], (lift(values), lift(low), lift(high)))
 
