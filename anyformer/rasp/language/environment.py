@@ -1,5 +1,6 @@
 """Programs in the ``.rasp`` language as a whole: files that load files, the names they define, and the expression they end in."""
 
+import re
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
@@ -68,9 +69,9 @@ class Environment:
     def __contains__(self, name: str) -> bool:
         return name in self._scope.visible()
 
-    def evaluate(self, expression: str) -> Any:
-        """The value of an expression of the language, in which the program's names hold."""
-        return Evaluator(self._scope, self.trace, self._example).value(parse_expression(expression))
+    def evaluate(self, expression: str, file: str = "") -> Any:
+        """The value of an expression of the language, in which the program's names hold. Errors say that it stands in ``file``."""
+        return Evaluator(self._scope, self.trace, self._example, file).value(parse_expression(expression, file))
 
     def place(self, expression: Sequence | Selector) -> Place | None:
         """Where the program builds a sequence or a selector; None for those of the language itself."""
@@ -178,6 +179,22 @@ def _subset(statement: Tree) -> tuple[str, ...]:
     return tuple(which for which in ("s-op", "selector") if which in words) or ("s-op", "selector")
 
 
+NUMBER = re.compile(r"[+-]?[0-9]+(\.[0-9]*)?([eE][+-]?[0-9]+)?")
+
+
+def read_input(text: str) -> list[Any]:
+    """Tokens from a command line: numbers (or True and False) where commas separate such (one number: ``7,``), else every character is
+    a token."""
+    words = [word.strip() for word in text.strip().removesuffix(",").split(",")]
+    if not text:
+        raise AnyformerError("an input needs at least one token, got none")
+    if "," in text and all(map(NUMBER.fullmatch, words)):
+        return [int(word) if word.lstrip("+-").isdigit() else float(word) for word in words]
+    if "," in text and all(word in ("True", "False") for word in words):
+        return [word == "True" for word in words]
+    return list(text)
+
+
 def load_rasp(program: Path | str) -> Environment:
     """Read a program in the ``.rasp`` language: a file (a ``Path``, or a string that ends in ".rasp"), or the text itself."""
     if isinstance(program, str) and not program.endswith(SUFFIX):
@@ -210,7 +227,7 @@ def chosen(environment: Environment, name: str | None) -> Sequence | Selector:
             hint = f", for instance {environment[functions[-1]]}" if functions else ""
             raise AnyformerError(f"the program ends in no sequence and no selector; name an expression{hint}")
         return environment.result
-    value = environment.evaluate(name)
+    value = environment.evaluate(name, repr(name))
     if isinstance(value, Ran):
         return value.program
     if isinstance(value, (bool, int, float, str)):

@@ -4,6 +4,7 @@ selectors it builds the expression, which :func:`anyformer.rasp.interpret` runs 
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from lark import Token, Tree
@@ -38,9 +39,10 @@ MOST_CALLS = 100
 
 @dataclass(frozen=True)
 class Drawing:
-    """What ``draw(program, input)`` gives to a prompt: the run, whose selectors are to be shown too."""
+    """What ``draw(program, input)`` gives to a prompt: the run, and the matrix of every selector in it."""
 
     ran: Ran
+    selected: Callable[[Selector], Any]
 
 
 @dataclass
@@ -112,7 +114,9 @@ class Evaluator:
         if not isinstance(program, (Sequence, Selector)):
             raise RaspError(self.place(_tree(tree)), f"{kind(program)} cannot be drawn; draw a sequence or a selector")
         tokens = self.example() if given is None else as_input(self._argument(_tree(given)))
-        return [("out", Drawing(self._ran(program, tokens)))]
+        place = self.place(_tree(tree))
+        selected = partial(run, tokens=tokens, places=self.trace.places, place=place)
+        return [(program.label or "out", Drawing(self._ran(program, tokens, place), selected))]
 
     def _run_function(self, statement: Tree) -> list[tuple[str, Any]]:
         name, names, body, result = statement.children
