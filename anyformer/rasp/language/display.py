@@ -1,9 +1,9 @@
 """Values as a person reads them: literals of the language, sequences beside their input, selectors as small matrices.
 
-    same("hello") =
-          h e l l o
-        h 1 . . . .          rows are queries, columns are keys
-        e . 1 . . .
+same("hello") =
+      h e l l o
+    h 1 . . . .          rows are queries, columns are keys
+    e . 1 . . .
 """
 
 from typing import Any
@@ -59,9 +59,7 @@ def ran(name: str, result: Ran, wide: bool = False) -> list[str]:
         return [head, *matrix(result.tokens, result.values)]
     if not wide:
         return [f"{head} {literal(result.values)}"]
-    columns = [
-        [token if isinstance(token, str) else literal(token) for token in line] for line in (result.tokens, result.values)
-    ]
+    columns = [[token if isinstance(token, str) else literal(token) for token in line] for line in (result.tokens, result.values)]
     width = max(len(cell) for line in columns for cell in line)
     heads = (f"{INDENT}input  ", f"{INDENT}output ")
     return [f"{name}:", *(h + " ".join(cell.rjust(width) for cell in line) for h, line in zip(heads, columns, strict=True))]

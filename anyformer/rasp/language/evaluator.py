@@ -28,13 +28,13 @@ from anyformer.rasp.language.places import Place, RaspError
 from anyformer.rasp.language.running import Places, run
 from anyformer.rasp.language.scopes import Function, Scope
 from anyformer.rasp.operations import OPERATIONS, Operation
-from anyformer.rasp.sequences import Elementwise, Selector, Sequence, aggregate, full, indices, length, select, where
+from anyformer.rasp.sequences import EQ, Elementwise, Selector, Sequence, aggregate, full, indices, length, select, where
 
 OPERATORS = {
     "+": "add", "-": "sub", "*": "mul", "/": "div", "%": "mod", "^": "pow",
     "==": "eq", "!=": "ne", "<": "lt", "<=": "le", ">": "gt", ">=": "ge", "and": "and", "or": "or",
 }  # fmt: skip
-MOST_CALLS = 100
+MOST_CALLS = 50
 
 
 @dataclass(frozen=True)
@@ -221,10 +221,18 @@ class Evaluator:
         if sign == "+" and not isinstance(value, str):
             return value
         name = {"not": "not", "-": "neg", "+": "abs"}[sign]  # + of a string fails as abs does
-        return Elementwise(OPERATIONS[name], (sequence,)) if isinstance(value, Sequence) else calculate(self.place(sign), name, value)
+        return (
+            Elementwise(OPERATIONS[name], (sequence,))
+            if isinstance(value, Sequence)
+            else calculate(self.place(sign), name, value)
+        )
 
     def _binary(self, tree: Tree) -> Any:
-        left, sign, right = self._argument(_tree(tree.children[0])), _token(tree.children[1]), self._argument(_tree(tree.children[2]))
+        left, sign, right = (
+            self._argument(_tree(tree.children[0])),
+            _token(tree.children[1]),
+            self._argument(_tree(tree.children[2])),
+        )
         name, values = OPERATORS[sign], (left.value, right.value)
         if name in ("and", "or") and any(isinstance(value, Selector) for value in values):
             x, y = as_selector(left), as_selector(right)
@@ -256,7 +264,9 @@ class Evaluator:
         if isinstance(container, Sequence) and is_atom(value):
             return aggregate(full, (container == value).map("indicator")) > 0
         if not isinstance(container, list) or (isinstance(value, Sequence) and not all(map(is_atom, container))):
-            raise RaspError(items.place, f"{kind(container)} after 'in': a list of atoms is needed (or a sequence, to look for an atom)")
+            raise RaspError(
+                items.place, f"{kind(container)} after 'in': a list of atoms is needed (or a sequence, to look for an atom)"
+            )
         if is_atom(value):
             return any(is_atom(other) and other == value for other in container)
         chosen = tuple(container)
@@ -267,7 +277,7 @@ class Evaluator:
         container = items.value
         if isinstance(container, Sequence):
             position = as_integer(index)
-            return aggregate(select(indices, position if position >= 0 else length + position, "eq"), container)
+            return aggregate(select(indices, position if position >= 0 else length + position, EQ), container)
         if not isinstance(container, (list, dict, str)):
             raise RaspError(items.place, f"{kind(container)} has no items; only lists, dictionaries, strings and sequences have")
         if isinstance(index.value, Sequence):

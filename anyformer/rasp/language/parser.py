@@ -46,7 +46,13 @@ class _Lines(PostLex):
         """The tokens, with a ``_LINE_END`` behind each such command."""
         inside, depth, last = False, 0, None
         for token in stream:
-            if inside and last is not None and depth == 0 and last.type != "SET_EXAMPLE" and token.line > (last.end_line or 0):
+            if (
+                inside
+                and last is not None
+                and depth == 0
+                and last.type != "SET_EXAMPLE"
+                and (token.line or 0) > (last.end_line or 0)
+            ):
                 yield Token.new_borrow_pos("_LINE_END", "", last)
                 inside = False
             depth += (token.type in ("LPAR", "LSQB", "LBRACE")) - (token.type in ("RPAR", "RSQB", "RBRACE"))
@@ -63,7 +69,9 @@ class _Lines(PostLex):
 @cache
 def _lark(start: str) -> Lark:
     grammar = files("anyformer.rasp.language").joinpath("grammar.lark").read_text(encoding="utf-8")
-    return Lark(grammar, parser="lalr", lexer="basic", start=start, postlex=_Lines(), propagate_positions=True, maybe_placeholders=True)
+    return Lark(
+        grammar, parser="lalr", lexer="basic", start=start, postlex=_Lines(), propagate_positions=True, maybe_placeholders=True
+    )
 
 
 def parse(text: str, file: str = "") -> list[Tree]:
@@ -120,10 +128,10 @@ def _explained(token: Token, previous: Token | None, expected: set[str], text: s
 def _spelled(expected: set[str]) -> str:
     """The kinds of token in words."""
     words = []
-    if VALUES <= expected:
+    if expected.issuperset(VALUES):
         words.append("a statement" if "DEF" in expected else "a value")
         expected = expected - VALUES - {"PLUS", "MINUS", "DEF", "FOR", "COMPARE"}
-    if OPERATORS <= expected:
+    if expected.issuperset(OPERATORS):
         words.append("an operator")
         expected = expected - OPERATORS - {"PLUS", "MINUS", "LPAR", "LSQB"}
     words += [SPELLED[kind] for kind in sorted(expected) if kind in SPELLED]
