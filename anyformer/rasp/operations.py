@@ -84,12 +84,12 @@ def _ordered(function: Callable[[Value, Value], bool]) -> Callable[[Value, Value
     return compare
 
 
-def round_half_away(x: float) -> int:
+def round_half_away(x: int | float) -> int:
     """The nearest integer; a half goes away from zero."""
     return math.floor(x + 0.5) if x >= 0 else -math.floor(-x + 0.5)
 
 
-def _reciprocal_or_zero(x: float) -> float:
+def _reciprocal_or_zero(x: int | float) -> float:
     return 1.0 / x if x != 0 else 0.0
 
 

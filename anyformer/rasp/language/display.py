@@ -11,7 +11,7 @@ from typing import Any
 from anyformer.rasp.language.evaluator import Drawing
 from anyformer.rasp.language.kinds import Primitive, Ran
 from anyformer.rasp.language.scopes import Function
-from anyformer.rasp.sequences import Aggregate, Selector, SelectorWidth, Sequence, children, in_order, printed
+from anyformer.rasp.sequences import Aggregate, Selector, SelectorWidth, Sequence, children, full, in_order, printed
 
 INDENT = "    "
 
@@ -27,7 +27,7 @@ def literal(value: Any) -> str:
     if isinstance(value, dict):
         return "{" + ", ".join(f"{literal(k)}: {literal(v)}" for k, v in value.items()) + "}"
     if isinstance(value, (Sequence, Selector)):
-        return value.label or printed(value)
+        return "full_s" if value is full else value.label or printed(value)
     if isinstance(value, Primitive):
         return f"{value.name}({value.parameters})"
     return str(value)

@@ -10,13 +10,13 @@ from lark import Tree
 
 from anyformer.errors import AnyformerError
 from anyformer.rasp.language.evaluator import Evaluator, Trace
-from anyformer.rasp.language.kinds import Argument, Ran, as_input, kind
+from anyformer.rasp.language.kinds import Argument, Ran, as_input, is_atom, kind
 from anyformer.rasp.language.parser import parse, parse_expression
 from anyformer.rasp.language.places import Place, RaspError
 from anyformer.rasp.language.primitives import ADDED, RESERVED
 from anyformer.rasp.language.running import run
 from anyformer.rasp.language.scopes import Function, Scope
-from anyformer.rasp.sequences import Selector, Sequence, tokens
+from anyformer.rasp.sequences import Selector, Sequence, lift, tokens
 
 SUFFIX = ".rasp"
 EXAMPLE = "hello"
@@ -230,8 +230,8 @@ def chosen(environment: Environment, name: str | None) -> Sequence | Selector:
     value = environment.evaluate(name, repr(name))
     if isinstance(value, Ran):
         return value.program
-    if isinstance(value, (bool, int, float, str)):
-        return tokens.map(lambda _: value)
+    if is_atom(value):
+        return lift(value)
     if not isinstance(value, (Sequence, Selector)):
         raise AnyformerError(f"{name} is {kind(value)}; a sequence or a selector is needed")
     return value

@@ -74,7 +74,8 @@ class Evaluator:
     def _run_evaluate(self, statement: Tree) -> list[tuple[str, Any]]:
         tree = _tree(statement.children[0])
         value = self.value(tree)
-        return [(str(tree.children[0]) if tree.data == "name" else "out", value)]
+        named = _tree(tree.children[0]) if isinstance(value, Ran) else tree
+        return [(str(named.children[0]) if named.data == "name" else "out", value)]
 
     def _run_assign(self, statement: Tree) -> list[tuple[str, Any]]:
         names, trees = (_tree(child) for child in statement.children)

@@ -43,26 +43,19 @@ class _Lines(PostLex):
     always_accept = ()
 
     def process(self, stream: Iterator[Token]) -> Iterator[Token]:
-        """The tokens, with a ``_LINE_END`` behind each such command."""
-        inside, depth, last = False, 0, None
+        """The tokens, with a ``_LINE_END`` behind each such command. ``depth`` counts its open brackets; elsewhere it is None."""
+        last, depth = Token("", ""), None
         for token in stream:
-            if (
-                inside
-                and last is not None
-                and depth == 0
-                and last.type != "SET_EXAMPLE"
-                and (token.line or 0) > (last.end_line or 0)
-            ):
+            if depth == 0 and last.type != "SET_EXAMPLE" and token.line != last.end_line:
                 yield Token.new_borrow_pos("_LINE_END", "", last)
-                inside = False
-            depth += (token.type in ("LPAR", "LSQB", "LBRACE")) - (token.type in ("RPAR", "RSQB", "RBRACE"))
-            if token.type == "SET_EXAMPLE":
-                inside, depth = True, 0
-            elif token.type == "SEMICOLON":
-                inside = False
+                depth = None
+            if token.type in ("SET_EXAMPLE", "SEMICOLON"):
+                depth = 0 if token.type == "SET_EXAMPLE" else None
+            elif depth is not None:
+                depth += (token.type in ("LPAR", "LSQB", "LBRACE")) - (token.type in ("RPAR", "RSQB", "RBRACE"))
             last = token
             yield token
-        if inside and last is not None and depth == 0 and last.type != "SET_EXAMPLE":
+        if depth == 0 and last.type != "SET_EXAMPLE":
             yield Token.new_borrow_pos("_LINE_END", "", last)
 
 

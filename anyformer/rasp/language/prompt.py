@@ -93,7 +93,7 @@ class Prompt:
         elif isinstance(value, Drawing):
             lines = display.drawing(name, value)
         elif isinstance(value, Ran):
-            lines = [] if brief else display.ran(value.program.label or name, value, self.environment.wide)
+            lines = [] if brief else display.ran(name, value, self.environment.wide)
         else:
             lines = display.value(name, value)
         for line in lines:
