@@ -2,6 +2,7 @@
 
 import io
 import json
+import random
 import re
 from pathlib import Path
 
@@ -237,7 +238,10 @@ ERRORS = [
     ('1 + "a";', r"line 1, column 3: .*'a' is no number"),
     ('-"a";', r"line 1, column 1: .*'a' is no number"),
     ('+"a";', r"line 1, column 1: .*'a' is no number"),
-    ("2 ^ 100000000;", r"line 1, column 3: 2 \^ 100000000 is an integer of more than 1024 bits"),
+    ("2 ^ 100000000;", r"line 1, column 3: .*OverflowError: the result has more than 1023 bits"),
+    ("x = 3; for i in range(40) { x = x * x; }", r"line 1, column 35: mul gives an integer of more than 1023 bits"),
+    ('x = "a"; for i in range(40) { x = x + x; }', r"line 1, column 37: add gives a string of more than 100,000 characters"),
+    ("1" * 5000 + ";", r"line 1, column 1: an integer of 5000 digits is too long"),
     ("1e999;", r"line 1, column 1: .* is inf"),
     ("range(1000000000);", r"line 1, column 7: a range of 1,000,000,000 numbers is too long"),
     ("x = [1]; for i in range(40) { x = x + x; }", r"line 1, column 37: a list of more than 100,000 items is too long"),
@@ -269,6 +273,10 @@ def test_errors_say_where_and_what(program: str, message: str) -> None:
         ("[4, 5][indices];", "abc", r"line 1, column 1: .*position 2 lies outside the 2 items"),
         ('{"a": 1}[tokens];', "ab", r"line 1, column 1: .*the dictionary has no 'b'"),
         ("[4][indices / 2];", "ab", r"line 1, column 1: .*0.0 is no position in a list"),
+        ("(indices + 9) ^ (9 ^ 9);", "a", r"line 1, column 15: .*the result has more than 1023 bits"),
+        ("1 + aggregate(full_s, 2^1022 + indices * 2^1000);", "abcde", r"line 1, column 5: .*position 0: .*overflow in fsum"),
+        ("soft_aggregate(full_s, tokens, indices);", "ab", r"line 1, column 1: soft_aggregate.*position 0: unsupported operand"),
+        ("maximum(full_s, tokens if indices == 0 else 1);", "ab", r"line 1, column 1: maximum.*position 0: '>' not supported"),
         ("exp(1000 * indices);", "ab", r"line 1, column 1: exp\(1000\) raises OverflowError"),
     ],
 )  # fmt: skip
@@ -276,6 +284,27 @@ def test_what_has_no_value_is_found_when_it_runs(program: str, tokens: str, mess
     environment = load_rasp(program)
     with pytest.raises(RaspError, match=f"^{message}"):
         environment.run(environment.result, list(tokens))
+
+
+def test_damaged_programs_raise_no_other_error() -> None:
+    """Words of the tables' programs deleted, inserted and exchanged: each still loads, or is an error of ours."""
+    draw, outcomes = random.Random(0), {True: 0, False: 0}
+    texts = [program for program, *_ in PROGRAMS + ERRORS if len(program) < 1000]
+    split = [re.findall(r'\w+|"[^"]*"|[^\w\s]|\s+', text) for text in texts]
+    words = [word for text in split for word in text]
+    for _ in range(400):
+        text = list(draw.choice(split))
+        for _ in range(draw.randint(1, 3)):
+            start = draw.randrange(len(text) + 1)
+            text[start : start + draw.randint(0, 1)] = draw.choices(words, k=draw.randint(0, 1))
+        try:
+            environment = load_rasp("".join(text))
+            if environment.result is not None:
+                environment.run(environment.result, draw.choice([[1, 2, 0.5], list("a1+")]))
+            outcomes[True] += 1
+        except AnyformerError:
+            outcomes[False] += 1
+    assert min(outcomes.values()) > 20
 
 
 def test_an_environment_gives_names_expressions_and_places() -> None:
@@ -309,7 +338,7 @@ def test_run_rasp_takes_an_expression_and_a_file(tmp_path: Path) -> None:
     assert run_rasp("indices;", "ab", 'tokens("xyz")') == ["a", "b"]
     with pytest.raises(AnyformerError, match=r"ends in no sequence and no selector; name an expression, for instance f\(x\)"):
         run_rasp("a = 1; def f(x) { return x; }", "abc")
-    with pytest.raises(AnyformerError, match="^a is a list; a sequence or a selector is needed"):
+    with pytest.raises(AnyformerError, match=r"^a is a list; a sequence or a selector is needed"):
         run_rasp("a = [indices];", "abc", "a")
     with pytest.raises(RaspError, match="an input is a string or a list of tokens"):
         run_rasp("indices;", "")
@@ -357,6 +386,14 @@ def test_the_library_is_written_in_the_language() -> None:
 )  # fmt: skip
 def test_inputs_of_the_command_line(text: str, tokens: list) -> None:
     assert read_input(text) == tokens and list(map(type, read_input(text))) == list(map(type, tokens))
+
+
+def test_numbers_of_an_input_are_finite() -> None:
+    for text in ("1e999,2", "1" * 400 + ",2"):
+        with pytest.raises(RaspError, match="^the input, line 1, column 1: "):
+            read_input(text)
+    with pytest.raises(RaspError, match=r": an integer token has at most 1023 bits, got 4001"):
+        run_rasp("indices;", [2**4000])
 
 
 def call(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str, str]:

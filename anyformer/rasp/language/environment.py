@@ -10,7 +10,7 @@ from lark import Tree
 
 from anyformer.errors import AnyformerError
 from anyformer.rasp.language.evaluator import Evaluator, Trace
-from anyformer.rasp.language.kinds import Argument, Ran, as_input, is_atom, kind
+from anyformer.rasp.language.kinds import Argument, Ran, as_input, is_atom, kind, parsed_number
 from anyformer.rasp.language.parser import parse, parse_expression
 from anyformer.rasp.language.places import Place, RaspError
 from anyformer.rasp.language.primitives import ADDED, RESERVED
@@ -189,7 +189,7 @@ def read_input(text: str) -> list[Any]:
     if not text:
         raise AnyformerError("an input needs at least one token, got none")
     if "," in text and all(map(NUMBER.fullmatch, words)):
-        return [int(word) if word.lstrip("+-").isdigit() else float(word) for word in words]
+        return [parsed_number(word, Place(1, 1, "the input")) for word in words]
     if "," in text and all(word in ("True", "False") for word in words):
         return [word == "True" for word in words]
     return list(text)

@@ -22,6 +22,7 @@ from anyformer.rasp.language.kinds import (
     calculate,
     is_atom,
     kind,
+    parsed_number,
     within,
 )
 from anyformer.rasp.language.places import Place, RaspError
@@ -167,8 +168,7 @@ class Evaluator:
         return Argument(self.value(tree), self.place(tree))
 
     def _number(self, tree: Tree) -> int | float:
-        text = str(tree.children[0])
-        return int(text) if text.isdigit() else calculate(self.place(tree), "add", float(text), 0.0)
+        return parsed_number(str(tree.children[0]), self.place(tree))
 
     def _string(self, tree: Tree) -> str:
         return str(tree.children[0])[1:-1]

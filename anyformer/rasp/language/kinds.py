@@ -10,11 +10,11 @@ from typing import Any
 
 from anyformer.errors import AnyformerError
 from anyformer.rasp.language.places import Place, RaspError
-from anyformer.rasp.operations import OPERATIONS, Operation, Undefined
+from anyformer.rasp.operations import MOST_BITS, OPERATIONS, Operation, Undefined
 from anyformer.rasp.sequences import Selector, Sequence, lift
 
 MOST_ITEMS = 100_000
-MOST_BITS = 1024
+MOST_DIGITS = 300
 
 
 @dataclass(frozen=True)
@@ -135,6 +135,8 @@ def as_input(argument: Argument) -> list[Any]:
     for token in tokens:
         if not is_atom(token):
             raise RaspError(argument.place, f"a token is a number, a Boolean or a string, got {kind(token)}")
+        if isinstance(token, int) and token.bit_length() > MOST_BITS:
+            raise RaspError(argument.place, f"an integer token has at most {MOST_BITS} bits, got {token.bit_length()}")
         if kind(token) != kind(tokens[0]):
             raise RaspError(argument.place, f"the tokens of an input are of one kind, got {kind(tokens[0])} and {kind(token)}")
     return tokens
@@ -150,11 +152,18 @@ def within(place: Place, function: Callable[..., Any], *arguments: Any) -> Any:
         raise RaspError(place, str(error)) from None
 
 
+def parsed_number(text: str, place: Place) -> int | float:
+    """The number that a text spells."""
+    digits = text.lstrip("+-")
+    if digits.isdigit():
+        if len(digits) > MOST_DIGITS:
+            raise RaspError(place, f"an integer of {len(digits)} digits is too long (at most {MOST_DIGITS})")
+        return int(text)
+    return calculate(place, "add", float(text), 0.0)
+
+
 def calculate(place: Place, name: str, *values: Any) -> Any:
     """An element-wise operation of atoms, at once."""
-    big = name == "pow" and all(type(v) is int for v in values) and abs(values[1]) * values[0].bit_length() > MOST_BITS
-    if big:
-        raise RaspError(place, f"{values[0]} ^ {values[1]} is an integer of more than {MOST_BITS} bits")
     result = OPERATIONS[name](*values)
     if isinstance(result, Undefined):
         raise RaspError(place, result.reason)
