@@ -159,10 +159,25 @@ class Network:
         """Evaluate stage by stage. ``patterns``, a list, receives each attention bank's (batch, heads, n, n)."""
         check_tokens(tokens, self.embedding.shape[0])
         ctx = Context.of(tokens, mask, positions)
+        return self.run_stream(self.first_stream(tokens, ctx), ctx, patterns=patterns)
+
+    def first_stream(self, tokens: Int[Tensor, "batch n"], ctx: Context) -> Float[Tensor, "batch n D"]:
+        """Embedding rows, plus position rows."""
         x = F.embedding(tokens.long(), self.embedding)
         if self.positions is not None:
             check_positions(ctx.positions, self.positions.shape[0])
             x = x + F.embedding(ctx.positions, self.positions)
+        return x
+
+    def run_stream(
+        self,
+        x: Float[Tensor, "batch n D"],
+        ctx: Context,
+        *,
+        patterns: list[Tensor] | None = None,
+        streams: list[Tensor] | None = None,
+    ) -> Float[Tensor, "batch n outputs"]:
+        """Evaluate the stages on a first stream (inputs may be numbers written into it). ``streams``, a list, receives the stream after each."""
         for stage in self.stages:
             shared = None if stage.shared is None else x @ stage.shared
             total = None
@@ -174,6 +189,8 @@ class Network:
                 total = part if total is None else total + part
             assert total is not None
             x = total
+            if streams is not None:
+                streams.append(x)
         return x @ self.final_readout()
 
     def tensors(self) -> Iterator[Tensor]:

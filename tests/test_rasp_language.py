@@ -390,7 +390,7 @@ def test_inputs_of_the_command_line(text: str, tokens: list) -> None:
 
 def test_numbers_of_an_input_are_finite() -> None:
     for text in ("1e999,2", "1" * 400 + ",2"):
-        with pytest.raises(RaspError, match="^the input, line 1, column 1: "):
+        with pytest.raises(RaspError, match=r"^the input, line 1, column 1: "):
             read_input(text)
     with pytest.raises(RaspError, match=r": an integer token has at most 1023 bits, got 4001"):
         run_rasp("indices;", [2**4000])

@@ -18,6 +18,7 @@ from anyformer.operators.kernels import Softmax as Softmax
 from anyformer.operators.masks import Bidirectional as Bidirectional
 from anyformer.operators.masks import Causal as Causal
 from anyformer.operators.masks import Mask as Mask
+from anyformer.operators.masks import Offsets as Offsets
 from anyformer.operators.masks import Strided as Strided
 from anyformer.operators.masks import Window as Window
 from anyformer.operators.mixing import Convolution as Convolution

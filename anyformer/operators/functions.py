@@ -25,6 +25,11 @@ def _gelu_tanh(z: Any) -> Any:
     return 0.5 * z * (1.0 + P.tanh(math.sqrt(2.0 / math.pi) * (z + 0.044715 * z * z * z)))
 
 
+def _reciprocal_or_zero(z: Any) -> Any:
+    far = (z >= 1) | (z <= -1)
+    return P.select(1.0 / P.select(z, far, 1.0), far, 0.0)
+
+
 def _elu_plus_one(z: Any) -> Any:
     return P.select(z + 1.0, z > 0, 0.0) + P.select(P.exp(P.select(z, z <= 0, 0.0)), z <= 0, 0.0)
 
@@ -43,10 +48,12 @@ FUNCTIONS: dict[str, ScalarFunction] = {
     "sqrt": P.sqrt,
     "rsqrt": lambda z: 1.0 / P.sqrt(z),
     "reciprocal": lambda z: 1.0 / z,
+    "reciprocal_or_zero": _reciprocal_or_zero,
     "square": lambda z: z * z,
     "step": lambda z: P.select(z * 0.0 + 1.0, z > 0, 0.0),
 }
-"""``step`` is 1 for z > 0 and 0 otherwise; ``gelu`` is the exact one (erf), ``gelu_tanh`` its usual approximation."""
+"""``step`` is 1 for z > 0 and 0 otherwise; ``reciprocal_or_zero`` is 1/z for |z| >= 1 and 0 nearer to 0; ``gelu`` is the exact one (erf),
+``gelu_tanh`` its usual approximation."""
 
 
 POSITIVE = frozenset({"exp", "sigmoid", "elu_plus_one"})

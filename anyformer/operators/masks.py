@@ -72,3 +72,32 @@ class Strided(Mask):
 
     def allows(self, query: Any, key: Any) -> Any:
         return (key <= query) & (((query - key) % self.stride == 0) | (query - key < self.local))
+
+
+@dataclass(frozen=True)
+class Offsets(Mask):
+    """Keys whose distance ``key - query`` lies in one of the ``intervals`` (low, high), both ends allowed, None: unbounded."""
+
+    intervals: tuple[tuple[int | None, int | None], ...]
+
+    def __post_init__(self) -> None:
+        for interval in self.intervals if isinstance(self.intervals, tuple) else (None,):
+            ends = interval if isinstance(interval, tuple) and len(interval) == 2 else (0.5,)
+            whole = all(end is None or (type(end) is int and abs(end) < 2**62) for end in ends)
+            if not whole or (None not in ends and ends[0] > ends[1]):
+                raise AnyformerError(
+                    f"Offsets: intervals must be pairs (low, high) of integers or None, low <= high, got {interval!r}"
+                )
+
+    @property
+    def causal(self) -> bool:  # type: ignore[override]
+        return all(high is not None and high <= 0 for _, high in self.intervals)
+
+    def allows(self, query: Any, key: Any) -> Any:
+        distance = key - query
+        allowed = distance != distance
+        for low, high in self.intervals:
+            inside = distance == distance
+            inside = inside if low is None else inside & (distance >= low)
+            allowed = allowed | (inside if high is None else inside & (distance <= high))
+        return allowed

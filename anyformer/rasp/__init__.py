@@ -1,5 +1,7 @@
 """RASP: programs of sequences and selectors, their interpreter, and their compiler to transformer weights."""
 
+from anyformer.rasp.compiled import CompiledProgram as CompiledProgram
+from anyformer.rasp.compiling import compile as compile
 from anyformer.rasp.interpreter import Evaluation as Evaluation
 from anyformer.rasp.interpreter import interpret as interpret
 from anyformer.rasp.language.environment import Environment as Environment
@@ -21,6 +23,7 @@ from anyformer.rasp.sequences import Selector as Selector
 from anyformer.rasp.sequences import Sequence as Sequence
 from anyformer.rasp.sequences import aggregate as aggregate
 from anyformer.rasp.sequences import apply as apply
+from anyformer.rasp.sequences import assume as assume
 from anyformer.rasp.sequences import full as full
 from anyformer.rasp.sequences import indices as indices
 from anyformer.rasp.sequences import length as length
@@ -32,3 +35,4 @@ from anyformer.rasp.sequences import selector_width as selector_width
 from anyformer.rasp.sequences import soft_aggregate as soft_aggregate
 from anyformer.rasp.sequences import tokens as tokens
 from anyformer.rasp.sequences import where as where
+from anyformer.rasp.values import Reals as Reals

@@ -125,10 +125,13 @@ class Evaluation:
         n = len(self.tokens)
         if isinstance(node, Combined):
             parts = [self._done[id(part)] for part in node.parts]
-            if node.operation.name == "not":
-                matrix = ~parts[0]
-            else:
-                matrix = parts[0] & parts[1] if node.operation.name == "and" else parts[0] | parts[1]
+            matrix = (
+                ~parts[0]
+                if node.operation.name == "not"
+                else parts[0] & parts[1]
+                if node.operation.name == "and"
+                else parts[0] | parts[1]
+            )
         else:
             assert isinstance(node, Select)
             matrix = self._select(node, self._done[id(node.keys)], self._done[id(node.queries)])

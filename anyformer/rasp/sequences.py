@@ -277,6 +277,11 @@ def where(condition: Any, then: Any, otherwise: Any) -> Sequence:
     return Elementwise(OPERATIONS["where"], (lift(condition), lift(then), lift(otherwise)))
 
 
+def assume(values: Any, low: float, high: float) -> Sequence:
+    """``values``, which are known to lie in [low, high]: the compiler may use it, and an input on which they do not is an error of the run."""
+    return Elementwise(OPERATIONS["assume"], (lift(values), lift(low), lift(high)))
+
+
 def apply(function: Callable[..., Value] | str, *arguments: Any) -> Sequence:
     """A function of several values at the same position."""
     return Elementwise(operation(function), tuple(map(lift, arguments)))
@@ -309,6 +314,28 @@ def in_order(roots: tuple[Sequence | Selector, ...]) -> list[Sequence | Selector
             stack.append((node, True))
             stack.extend((child, False) for child in reversed(children(node)) if id(child) not in done)
     return list(done.values())
+
+
+def restricted(program: Sequence) -> Sequence:
+    """The program with every selector restricted to keys at or before the query: what it means to a causal transformer."""
+    before = Select(indices, indices, LEQ)
+    done: dict[int, Any] = {}
+    for node in in_order((program,)):
+        parts = [done[id(child)] for child in children(node)]
+        if isinstance(node, Elementwise):
+            new: Any = Elementwise(node.operation, tuple(parts))
+        elif isinstance(node, Aggregate):
+            new = Aggregate(parts[0] & before, parts[1], node.default, node.how, parts[2] if len(parts) > 2 else None)
+        elif isinstance(node, SelectorWidth):
+            new = SelectorWidth(parts[0] & before)
+        elif isinstance(node, Select):
+            new = Select(parts[0], parts[1], node.predicate)
+        else:
+            new = Combined(node.operation, tuple(parts)) if isinstance(node, Combined) else node
+        if new is not node and node.label:
+            new.label = node.label
+        done[id(node)] = new
+    return done[id(program)]
 
 
 def printed(node: Sequence | Selector) -> str:

@@ -115,9 +115,6 @@ RESERVED: dict[str, Any] = {
 ADDED: dict[str, Any] = {
     "maximum": Primitive("maximum", "selector, values, default", 2, 3, _maximum),
     "soft_aggregate": Primitive("soft_aggregate", "selector, scores, values", 3, 3, _soft_aggregate),
-} | {
-    name: Primitive(name, _X, 1, 1, _elementwise(name))
-    for name in ("abs", "floor", "ceil", "exp", "log", "sqrt", "relu", "reciprocal_or_zero")
-}
+} | {name: Primitive(name, _X, 1, 1, _elementwise(name)) for name in ("abs", "floor", "ceil", "exp", "log", "sqrt", "relu")}
 WORDS = ("if", "else", "not", "and", "or", "in", "for", "def", "return", "out", "get")
 """Reserved besides the names above; ``out`` is the last value, ``get`` is reserved by the published language and unused."""

@@ -1,0 +1,160 @@
+"""RASP to weights: ``compile(program, vocab, max_length)``.
+
+    graph        equal parts are one node                                   :mod:`anyformer.rasp.graph`
+    values       which values every node can have                           :mod:`anyformer.rasp.values`
+    realisation  nodes become linear forms, selectors scores: a plan        :mod:`anyformer.rasp.realising`
+    assembly     the plan becomes a network                                 :mod:`anyformer.rasp.assembling`
+    check        the network against the interpreter, on inputs at the edges and at random
+
+What cannot be built is refused with all reasons at once, each naming its expression; what is built is checked.
+"""
+
+import time
+from collections.abc import Iterable
+from typing import Any, Literal
+
+import numpy as np
+import torch
+
+from anyformer.errors import AnyformerError, OutsideClass, require_choice, require_number, require_size
+from anyformer.rasp.assembling import assemble, prune
+from anyformer.rasp.compiled import CompiledProgram, Outputs, check_against_interpreter
+from anyformer.rasp.graph import Graph
+from anyformer.rasp.plan import Form, Plan, number
+from anyformer.rasp.realising import Realisation
+from anyformer.rasp.sequences import LIFTED, Sequence, printed, restricted
+from anyformer.rasp.tabulating import CannotCompile
+from anyformer.rasp.values import Finite, Inference, Reals, finite
+
+DTYPES = {"float64": (np.float64, torch.float64), "float32": (np.float32, torch.float32)}
+CAUSAL = ("no", "strict", "dialect")
+
+
+def compile(
+    program: Sequence,
+    vocab: Iterable[Any] | Reals,
+    max_length: int,
+    *,
+    mode: Literal["analytic", "standard"] = "analytic",
+    tolerance: float = 1e-3,
+    causal: Literal["no", "strict", "dialect"] = "no",
+    attention: Literal["hard", "softmax"] = "hard",
+    dtype: Literal["float64", "float32"] = "float64",
+    check: bool = True,
+) -> CompiledProgram:
+    """The network that computes ``program`` on up to ``max_length`` tokens, each one of ``vocab`` or a number in ``Reals(low, high)``.
+
+    ``mode``: in "analytic" exp, 1/x, .. are units with that function (exact to rounding); in "standard" they are tables of ReLU units
+    whose interpolation error is at most ``tolerance`` each, and :attr:`CompiledProgram.error` bounds what becomes of it in the output.
+    ``causal``: "strict" gives a causal network and refuses programs whose selectors look ahead; "dialect" restricts every selector to keys
+    at or before the query (which may change what the program means). ``attention``: average-hard heads, or softmax heads with their scores
+    times a number that leaves at most 1e-12 of the weight to other keys. Raises :class:`OutsideClass` with every reason why it cannot.
+    """
+    began = time.perf_counter()
+    if not isinstance(program, Sequence):
+        raise AnyformerError(f"compile needs a sequence, got a {type(program).__name__}; aggregate a selector first")
+    require_size("compile", "max_length", max_length)
+    require_choice("compile", "mode", mode, ("analytic", "standard"))
+    require_choice("compile", "causal", causal, CAUSAL)
+    require_choice("compile", "attention", attention, ("hard", "softmax"))
+    require_choice("compile", "dtype", dtype, tuple(DTYPES))
+    require_number("compile", "tolerance", tolerance)
+    if tolerance <= 0:
+        raise AnyformerError(f"compile: tolerance must be positive, got {tolerance!r}")
+    words = vocab if isinstance(vocab, Reals) else _words(vocab)
+    wanted = restricted(program) if causal == "dialect" else program
+    numbers, kind = DTYPES[dtype]
+    try:
+        realisation, output = _realised(Graph.of(wanted), program, words, max_length, mode, numbers, tolerance)
+    except OutsideClass as reason:  # another way to count, where a table explodes
+        split = Graph.of(wanted, split_widths=True)
+        if split.nodes == Graph.of(wanted).nodes or "explodes" not in str(reason):
+            raise
+        realisation, output = _realised(split, program, words, max_length, mode, numbers, tolerance)
+    plan, graph, inference = realisation.plan, realisation.graph, realisation.inference
+    root = graph.roots[0]
+    forms = [output] if realisation.fault == number(0.0) else [output, realisation.fault]
+    prune(plan, forms)
+    if causal == "strict":
+        _require_causal(plan, program)
+    scale = 2 * (np.log(max_length + 1) + 28.0) if attention == "softmax" else None
+    network, stream = assemble(
+        plan,
+        forms,
+        vocab=1 if isinstance(words, Reals) else len(words),
+        max_length=max_length,
+        dtype=kind,
+        causal=causal != "no",
+        softmax=scale,
+    )
+    found = inference.of(root)
+    outputs = Outputs(found.values, tuple(found.codes().tolist())) if isinstance(found, Finite) else Outputs()
+    place = None if plan.token_input is None else stream.place[plan.token_input]
+    compiled = CompiledProgram(
+        network=network,
+        vocab=words,
+        max_length=max_length,
+        outputs=outputs,
+        text=printed(program),
+        token_place=place,
+        names=stream.names,
+        mode=mode,
+        error=realisation.error(root),
+        causal=causal != "no",
+        notes=tuple(dict.fromkeys(realisation.notes)),
+        seconds=time.perf_counter() - began,
+    )
+    if check:
+        check_against_interpreter(compiled, wanted)
+    return compiled
+
+
+def _words(vocab: Iterable[Any]) -> tuple[Any, ...]:
+    words = tuple(vocab)
+    if not words:
+        raise AnyformerError("compile: the vocabulary is empty; give the tokens, or Reals(low, high)")
+    for word in words:
+        if not isinstance(word, LIFTED) or (isinstance(word, float) and word - word != 0):
+            raise AnyformerError(f"compile: a token must be a finite number, a Boolean or a string, got {word!r}")
+    if len(set(words)) < len(words):
+        raise AnyformerError(f"compile: the vocabulary holds a token twice: {sorted(map(repr, words))}")
+    return finite(words).values
+
+
+def _realised(
+    graph: Graph, program: Sequence, vocab: Any, max_length: int, mode: Any, numbers: Any, tolerance: float
+) -> tuple[Realisation, Form]:
+    """The plan and the form of the output; every part that cannot be built is asked for, so that all reasons are known at once."""
+    inference = Inference(graph, vocab, max_length)
+    if inference.problems:
+        raise OutsideClass(f"{printed(program)} cannot be compiled", inference.problems)
+    realisation = Realisation(graph, inference, mode=mode, dtype=numbers, tolerance=tolerance)
+    try:
+        output = realisation.form(graph.roots[0])
+        realisation.watch(graph.roots[0])
+        return realisation, output
+    except CannotCompile as first:
+        reasons = {str(first)}
+    for r in range(len(graph.relations)):
+        try:
+            realisation.selectors.score(r)
+        except CannotCompile as reason:
+            reasons.add(str(reason))
+    for k in range(len(graph.nodes)):
+        try:
+            realisation.form(k)
+        except CannotCompile as reason:
+            reasons.add(str(reason))
+    inner = {reason for reason in reasons if any(reason != other and other in reason for other in reasons)}
+    raise OutsideClass(f"{printed(program)} cannot be compiled", sorted(reasons - inner))
+
+
+def _require_causal(plan: Plan, program: Sequence) -> None:
+    ahead = sorted(
+        {h.name for h in plan.heads if h.score.offsets is None or any(high is None or high > 0 for _, high in h.score.offsets)}
+    )
+    if ahead:
+        raise OutsideClass(
+            f"{printed(program)} is not causal (causal='dialect' restricts its selectors, which may change its meaning)",
+            [f"{name} may select later keys" for name in ahead],
+        )

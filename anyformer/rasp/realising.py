@@ -1,0 +1,277 @@
+"""Pass 4: every node becomes a linear form of stream coordinates.
+
+    finite, element-wise    a table over its sources (:mod:`anyformer.rasp.tabulating`), or a linear form of its arguments
+    real, element-wise      a linear form, a multiplying unit, a ReLU, or a unit with the function itself
+    selector_width          a head whose selected keys tie with the sink: w/(w+1), then a staircase
+    aggregate               a head whose selected keys beat the sink: mean(values - default) + default, 0 where only the sink is left
+
+What a run must not pass over (a value without a number that is averaged or output, an average of different words) adds to the *fault*
+form, which is 0 on every input on which the program is defined.
+"""
+
+from typing import Any
+
+import numpy as np
+
+from anyformer.rasp.graph import Graph, Node
+from anyformer.rasp.operations import Undefined
+from anyformer.rasp.plan import Form, Plan, Score, number
+from anyformer.rasp.ranges import Real, constant_of, range_of
+from anyformer.rasp.selecting import Selectors
+from anyformer.rasp.smooth import Smooth
+from anyformer.rasp.tabulating import CannotCompile, Mode, Source, Tabulation
+from anyformer.rasp.values import Finite, Inference, Unreachable
+
+TIES = {np.float64: 1e-9, np.float32: 1e-4}
+"""Relative tie width of average-hard attention, by dtype (:data:`anyformer.operators.kernels.TIE`)."""
+
+SOFT_MARGIN = 50.0
+"""How far unselected keys lie below the selected ones in the score of a softmax head: exp(-50) = 2e-22."""
+
+
+class Realisation:
+    """The plan of a graph, built as it is asked for forms."""
+
+    def __init__(self, graph: Graph, inference: Inference, *, mode: Mode, dtype: Any, tolerance: float):
+        self.graph = graph
+        self.inference = inference
+        self.mode = mode
+        self.eps = float(np.finfo(dtype).eps)
+        self.tie = TIES[dtype]
+        self.plan = Plan()
+        self.tables = Tabulation(self.plan, mode, self.eps)
+        self.smooth = Smooth(self.plan, mode, tolerance)
+        self.selectors = Selectors(self)
+        self.fault = number(0.0)
+        self.errors: dict[int, float] = {}
+        self.notes: list[str] = []
+        self._forms: dict[int, Form] = {}
+        self._sources: dict[int, Source] = {}
+        self._faulty: set[int] = set()
+
+    def text(self, k: int) -> str:
+        """Node k as text."""
+        return self.graph.texts.get(k, f"node {k}")
+
+    def form(self, k: int) -> Form:
+        """The number of node k: its value, or its code where its values are no numbers."""
+        if k not in self._forms:
+            self._forms[k] = self._form(k, self.graph.nodes[k])
+        return self._forms[k]
+
+    def error(self, k: int) -> float:
+        """A bound of how far the form of node k may be from the value (functions in standard mode; rounding aside)."""
+        self.form(k)
+        return self.errors.get(k, 0.0)
+
+    def tabulated(self, k: int, values: dict[Any, float], what: str) -> Form:
+        """The form of a function of node k, given by its value for each of the node's values (missing: does not matter)."""
+        table = self.inference.tables[k]
+        assert table is not None
+        numbers = np.array(
+            [np.nan if isinstance(v, (Undefined, Unreachable)) else values.get(v, np.nan) for v in table.reshape(-1)]
+        )
+        return self.over(self.inference.supports[k], numbers.reshape(table.shape), what)
+
+    def over(self, support: tuple[int, ...], table: np.ndarray, what: str) -> Form:
+        """The form of a function of several sources."""
+        return self.tables.form(what, [(s, self.source(s)) for s in support], table)
+
+    def source(self, k: int) -> Source:
+        """Node k as something that tables read."""
+        if k not in self._sources:
+            self._sources[k] = self._source(k, self.graph.nodes[k])
+        return self._sources[k]
+
+    def watch(self, k: int) -> None:
+        """Add to the fault wherever node k has no value."""
+        table = self.inference.tables[k]
+        if k in self._faulty or table is None or self.inference.of(k).undefined is None:  # type: ignore[union-attr]
+            return
+        self._faulty.add(k)
+        self.fault = self.fault + self.missing(k)
+
+    def missing(self, k: int) -> Form:
+        """1 where node k has no value, else 0."""
+        table = self.inference.tables[k]
+        if table is None:
+            return number(0.0)
+        flags = np.array([float(isinstance(v, Undefined)) for v in table.reshape(-1)]).reshape(table.shape)
+        return self.over(self.inference.supports[k], flags, f"{self.text(k)} has no value")
+
+    def _source(self, k: int, node: Node) -> Source:
+        found = self.inference.of(k)
+        assert isinstance(found, Finite)
+        if node.kind == "tokens":
+            return Source(self.plan.embedded(self.text(k), found.codes(), "tokens"), found.codes(), "tokens")
+        if node.kind == "indices":
+            return Source(self.plan.embedded(self.text(k), found.codes(), "indices"), found.codes(), "indices")
+        if node.kind == "width" and len(found.values) == 1:
+            return Source(number(float(found.values[0])), found.codes())
+        if node.kind == "width":
+            assert node.relation is not None
+            score = self.selectors.score(node.relation).plus(number(1.0), number(-0.5)).merged()
+            share = self.plan.attend(f"{self.text(k)} as w/(w+1)", score, "hard", number(1.0), self.selectors.text(node.relation))
+            widths = np.array(found.values, dtype=float)
+            return Source(share, widths / (widths + 1.0))
+        return Source(self.form(k), found.codes())
+
+    def _form(self, k: int, node: Node) -> Form:
+        found = self.inference.of(k)
+        if node.kind == "constant":
+            return number(found.codes()[0]) if isinstance(found, Finite) else number(found.low)
+        if node.kind in ("mean", "max", "softmax"):
+            return self._aggregate(k, node)
+        if node.kind == "tokens" and isinstance(found, Real):
+            self.plan.token_input = self.plan.coordinate(self.text(k), 0)
+            return self.plan.form(self.plan.token_input)
+        if node.kind != "elementwise":
+            assert isinstance(found, Finite)
+            source = self.source(k)
+            return source.form if node.kind != "width" else self.tabulated(k, found.code(), self.text(k))
+        linear = self._linear(k, node)
+        if linear is not None:
+            return linear
+        if isinstance(found, Finite) and self.inference.supports[k] != (k,):
+            return self.tabulated(k, found.code(), self.text(k))
+        return self._real(k, node)
+
+    def _linear(self, k: int, node: Node) -> Form | None:
+        """Sums, differences and multiples of numbers cost nothing."""
+        assert node.operation is not None
+        sets = [self.inference.of(a) for a in node.arguments]
+        if len(self.inference.supports[k]) == 1 and self.inference.supports[k] != (k,):
+            return None  # a function of one source is one table
+        if any(isinstance(s, Finite) and (s.undefined or not s.numeric) for s in sets):
+            return None
+        constants = [constant_of(range_of(s)) for s in sets]
+        name, a = node.operation.name, node.arguments
+        if name in ("add", "sub"):
+            sign = 1.0 if name == "add" else -1.0
+            self.errors[k] = self.error(a[0]) + self.error(a[1])
+            return self.form(a[0]) + sign * self.form(a[1])
+        if name == "neg":
+            self.errors[k] = self.error(a[0])
+            return -1.0 * self.form(a[0])
+        if name == "assume":
+            return self._assumed(k, a[0], *(range_of(s) for s in sets))
+        for i, other in ((0, 1), (1, 0)):
+            factor = constants[i] if name == "mul" else None
+            if factor is not None:
+                return self._times(k, factor, a[other])
+        if name == "div" and constants[1]:
+            return self._times(k, 1.0 / constants[1], a[0])
+        return None
+
+    def _assumed(self, k: int, a: int, inside: Real, low: Real, high: Real) -> Form:
+        """The argument itself; where it leaves the interval by more than its error, the fault does not stay 0."""
+        form, self.errors[k] = self.form(a), self.error(a)
+        below, above = number(low.low - self.errors[k]) - form, form - number(high.high + self.errors[k])
+        sides = [
+            ("relu", side, None, 1.0) for side, out in ((below, inside.low < low.low), (above, inside.high > high.high)) if out
+        ]
+        if sides:
+            self.fault = self.fault + self.plan.compute(f"{self.text(k)} is not where it was assumed", sides)
+        return form
+
+    def _times(self, k: int, factor: float, a: int) -> Form:
+        self.errors[k] = abs(factor) * self.error(a)
+        return factor * self.form(a)
+
+    def _real(self, k: int, node: Node) -> Form:
+        """An operation of real numbers that is not linear."""
+        assert node.operation is not None
+        name, a = node.operation.name, node.arguments
+        forms = [self.form(i) for i in a]
+        ranges = [range_of(self.inference.of(i)) for i in a]
+        errors = [self.error(i) for i in a]
+        if name == "mul" and not any(errors):
+            for i, other in ((0, 1), (1, 0)):
+                inner = self.graph.nodes[a[i]]
+                if inner.kind == "elementwise" and inner.operation and self.inference.supports[a[i]] == (a[i],):
+                    fused = self.smooth.fused(inner.operation.name, self.text(k), self.form(inner.arguments[0]), forms[other])
+                    if fused is not None:
+                        return fused
+        if name == "where":
+            forms[0] = self.tabulated(a[0], {v: float(bool(v)) for v in self._set(a[0]).values}, f"whether {self.text(a[0])}")
+        try:
+            form, self.errors[k] = self.smooth.operation(name, self.text(k), forms, ranges, errors, self.tables)
+        except CannotCompile as reason:
+            raise CannotCompile(f"{self.text(k)}: {reason}") from None
+        return form
+
+    def _set(self, k: int) -> Finite:
+        found = self.inference.finite_set(k)
+        if found is None:
+            raise CannotCompile(f"{self.text(k)} is real-valued where a condition is needed; compare it with something")
+        return found
+
+    def _aggregate(self, k: int, node: Node) -> Form:
+        assert node.relation is not None
+        values, found, name = node.arguments[0], self.inference.of(k), self.text(k)
+        score, head = self.selectors.score(node.relation), self.selectors.text(node.relation)
+        if isinstance(found, Finite):
+            code = found.code()
+            column, default = self.tabulated(values, code, self.text(values)), code.get(node.value, float(found.codes()[0]))
+            if found.numeric:
+                column = self.form(values)
+        else:
+            column, default = self.form(values), float(node.value)
+        self.errors[k] = self.error(values)
+        if node.kind == "max":
+            score = self._best(k, node, score)
+        elif node.kind == "softmax":
+            score = self._soft(k, node, score)
+        kernel = "soft" if node.kind == "softmax" else "hard"
+        score = score.merged()
+        mean = self.plan.attend(name, score, kernel, column - number(default), head)
+        undefined = self.inference.of(values)
+        if isinstance(undefined, Finite) and undefined.undefined:
+            flag = self.missing(values)
+            self.fault = self.fault + self.plan.attend(f"{name} averages no value", score, kernel, flag, head)
+        if isinstance(found, Finite) and not found.numeric and not self._alike(node):
+            code = {value: (c - default) ** 2 for value, c in found.code().items()}
+            square = self.tabulated(values, code, f"{self.text(values)}, squared code")
+            squares = self.plan.attend(f"{name}, squared code", score, kernel, square, head)
+            product = self.plan.compute(f"{name}, square of the mean code", [("identity", mean, mean, 1.0)])
+            self.fault = self.fault + squares - product
+        return mean + number(default)
+
+    def _alike(self, node: Node) -> bool:
+        """Whether the values that a query selects are surely all the same."""
+        assert node.relation is not None
+        if self.inference.cardinality(node.relation)[0]:
+            return True
+        relation = self.graph.relations[node.relation]
+        values = node.arguments[0]
+        if relation.kind == "select" and relation.operation is not None and relation.operation.name == "eq":
+            return self.inference.supports[values] == self.inference.supports[relation.keys] == (relation.keys,)
+        return False
+
+    def _best(self, k: int, node: Node, score: Score) -> Score:
+        """Selected keys compete by their own score: factor * (selection) + score, with the factor above the range of the scores."""
+        scores = self.inference.of(node.arguments[1])
+        r = range_of(scores)
+        factor = 2.0 * (2.0 * r.magnitude + 1.0)
+        least = 10 * self.tie * (1.0 + factor / 2 + r.magnitude)
+        if isinstance(scores, Finite):
+            gaps = np.diff(np.sort(scores.codes()))
+            if len(gaps) and float(gaps.min()) <= least:
+                raise CannotCompile(
+                    f"{self.text(k)}: scores {gaps.min():.2g} apart are ties in this dtype, at least {least:.2g} is needed"
+                )
+        elif node.arguments[0] != node.arguments[1]:
+            raise CannotCompile(f"{self.text(k)}: real scores may be nearly equal; only their maximum itself is safe")
+        else:
+            self.notes.append(f"{self.text(k)} averages scores within {least / 10:.2g} of the best")
+        return score.plus(number(1.0), self.form(node.arguments[1]), factor)
+
+    def _soft(self, k: int, node: Node, score: Score) -> Score:
+        """exp(score) over the selected: the others, and the sink, lie SOFT_MARGIN or more below every selected key."""
+        r = range_of(self.inference.of(node.arguments[1]))
+        factor = 2.0 * (r.high - r.low + SOFT_MARGIN)
+        values = range_of(self.inference.of(node.arguments[0]))
+        leak = self.inference.max_length * float(np.exp(-SOFT_MARGIN)) * (values.magnitude + abs(float(node.value)))
+        self.errors[k] = self.error(node.arguments[0]) + leak + 2 * self.error(node.arguments[1]) * values.magnitude
+        shift = SOFT_MARGIN - r.low - factor / 2
+        return score.plus(number(1.0), self.form(node.arguments[1]) + number(shift), factor)

@@ -1,0 +1,314 @@
+"""Selectors as attention scores: 1/2 where a key is selected, at most -1/2 where not, so that all selected keys tie and a sink of score 0
+wins where none is.
+
+    distance      key - query in some intervals            a mask rule, no score at all
+    equality      1/2 - s (k - q)^2                         three products; s is one over the least distance of different values, squared
+    any other     sum_i [k in class i] P(i, q)              as many products as the smaller side has classes of values
+
+``and`` adds scores (of m parts, less (m - 1)/2) and intersects distances. ``or`` and ``not`` are one predicate of the values that their
+parts read, over all combinations of them.
+"""
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from anyformer.rasp.graph import Relation
+from anyformer.rasp.operations import OPERATIONS, Undefined
+from anyformer.rasp.plan import Form, Score, number
+from anyformer.rasp.ranges import RULES, Real, range_of
+from anyformer.rasp.tabulating import CannotCompile
+from anyformer.rasp.values import Finite, Unreachable
+
+if TYPE_CHECKING:
+    from anyformer.rasp.realising import Realisation
+
+PAIRS = 2**16
+"""The largest number of (key, query) combinations of values that one predicate is tabulated on."""
+
+POSITIONS = 2**24
+"""The same for predicates of positions alone."""
+
+CLASSES = 2**10
+"""The largest number of products of one head."""
+
+NUMPY = {"eq": np.equal, "ne": np.not_equal, "lt": np.less, "le": np.less_equal, "gt": np.greater, "ge": np.greater_equal}
+
+Offsets = tuple[tuple[int | None, int | None], ...]
+
+
+class Selectors:
+    """The scores of a graph's relations."""
+
+    def __init__(self, realisation: "Realisation"):
+        self._of = realisation
+        self._scores: dict[int, Score] = {}
+
+    def text(self, r: int) -> str:
+        """Relation r as text."""
+        return self._of.graph.relation_texts.get(r, f"selector {r}")
+
+    def score(self, r: int) -> Score:
+        """The score of relation r."""
+        if r not in self._scores:
+            try:
+                self._scores[r] = self._score(r)
+            except CannotCompile as reason:
+                raise CannotCompile(f"{self.text(r)}: {reason}") from None
+        return self._scores[r]
+
+    def _score(self, r: int) -> Score:
+        n = self._of.inference.max_length
+        pairs: list[tuple[Form, Form]] = []
+        allowed: np.ndarray | None = None
+        count = 0
+        for part, negated in self._factors(r, False):
+            distances = self._distances(part, negated)
+            if distances is not None:
+                allowed = distances if allowed is None else allowed & distances
+            else:
+                pairs += self._equality(part, negated) or self._general(part, negated)
+                count += 1
+        pairs.append((number(1.0), number(0.5 - 0.5 * count)))
+        return Score(tuple(pairs), None if allowed is None or allowed.all() else _intervals(allowed, n))
+
+    def _factors(self, r: int, negated: bool) -> list[tuple[int, bool]]:
+        """Relations that are anded together, each as it is or negated."""
+        relation = self._of.graph.relations[r]
+        if relation.kind == "not":
+            return self._factors(relation.parts[0], not negated)
+        if relation.kind == ("or" if negated else "and"):
+            return [factor for part in relation.parts for factor in self._factors(part, negated)]
+        return [(r, negated)]
+
+    def _leaves(self, r: int) -> list[Relation]:
+        relation = self._of.graph.relations[r]
+        return [relation] if relation.kind == "select" else [leaf for part in relation.parts for leaf in self._leaves(part)]
+
+    def _supports(self, r: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """The sources that keys and queries depend on."""
+        supports = self._of.inference.supports
+        sides = (
+            [supports[getattr(leaf, side)] for leaf in self._leaves(r) if not _trivial(leaf)] for side in ("keys", "queries")
+        )
+        keys, queries = (tuple(sorted({s for support in side for s in support})) for side in sides)
+        return keys, queries
+
+    def _distances(self, r: int, negated: bool) -> np.ndarray | None:
+        """Allowed[key - query + n - 1] where the relation depends on the distance alone, else None."""
+        graph, n = self._of.graph, self._of.inference.max_length
+        keys, queries = self._supports(r)
+        if any(graph.nodes[s].kind != "indices" for s in (*keys, *queries)) or any(
+            self._of.inference.tables[side] is None for leaf in self._leaves(r) for side in (leaf.keys, leaf.queries)
+        ):
+            return None
+        if n * n > POSITIONS:
+            return None
+        matrix = np.broadcast_to(self._table(r, keys, queries), (n if keys else 1, n if queries else 1))
+        matrix = np.broadcast_to(matrix, (n, n)) ^ negated
+        if not np.array_equal(matrix[1:, 1:], matrix[:-1, :-1]):
+            return None
+        return np.concatenate((matrix[0, :0:-1], matrix[:, 0]))
+
+    def _table(self, r: int, keys: tuple[int, ...], queries: tuple[int, ...]) -> np.ndarray:
+        """The relation over all combinations of source values, (keys, queries) each flattened."""
+        inference = self._of.inference
+        sizes = [math.prod(len(inference.values[s].values) for s in side) for side in (keys, queries)]  # type: ignore[union-attr]
+        places = all(self._of.graph.nodes[s].kind == "indices" for s in (*keys, *queries))
+        if sizes[0] * sizes[1] > (POSITIONS if places else PAIRS):
+            raise CannotCompile(
+                f"its value set explodes: {sizes[0]:,} x {sizes[1]:,} combinations of keys and queries, at most {POSITIONS if places else PAIRS:,}"
+            )
+        return np.broadcast_to(self._evaluated(r, keys, queries), (sizes[0], sizes[1]))
+
+    def _evaluated(self, r: int, keys: tuple[int, ...], queries: tuple[int, ...]) -> np.ndarray:
+        relation = self._of.graph.relations[r]
+        if relation.kind != "select":
+            parts = [self._evaluated(p, keys, queries) for p in relation.parts]
+            if relation.kind == "not":
+                return ~parts[0]
+            return parts[0] & parts[1] if relation.kind == "and" else parts[0] | parts[1]
+        if _trivial(relation):
+            return np.ones((1, 1), dtype=bool)
+        columns = []
+        for node, support in ((relation.keys, keys), (relation.queries, queries)):
+            sizes = [len(self._of.inference.values[s].values) for s in support]  # type: ignore[union-attr]
+            columns.append(np.broadcast_to(self._of.inference.spread(node, support), sizes).reshape(-1))
+        return self._predicate(relation, *columns)
+
+    def _predicate(self, relation: Relation, keys: np.ndarray, queries: np.ndarray) -> np.ndarray:
+        """predicate(key, query) for every pair of different values; an undefined value is selected by nothing (the run reports it)."""
+        assert relation.operation is not None
+        key_kinds, key_of = _kinds(keys)
+        query_kinds, query_of = _kinds(queries)
+        name = relation.operation.name
+        if relation.operation is OPERATIONS.get(name) and name in NUMPY and all(map(_is_number, (*key_kinds, *query_kinds))):
+            k, q = (np.array(side, dtype=float) for side in (key_kinds, query_kinds))
+            table = NUMPY[name](k[:, None], q[None])
+        else:
+            table = np.zeros((len(key_kinds), len(query_kinds)), dtype=bool)
+            for i, key in enumerate(key_kinds):
+                for j, query in enumerate(query_kinds):
+                    if not isinstance(key, (Undefined, Unreachable)) and not isinstance(query, (Undefined, Unreachable)):
+                        result = relation.operation(key, query)
+                        if isinstance(result, Undefined):
+                            raise CannotCompile(
+                                f"its predicate has no value for the key {key!r} and the query {query!r}: {result.reason}"
+                            )
+                        table[i, j] = bool(result)
+        return table[np.ix_(key_of, query_of)]
+
+    def _watch(self, r: int) -> None:
+        for leaf in self._leaves(r):
+            if not _trivial(leaf):
+                self._of.watch(leaf.keys)
+                self._of.watch(leaf.queries)
+
+    def _equality(self, r: int, negated: bool) -> list[tuple[Form, Form]] | None:
+        """``1/2 - s (k - q)^2`` where that is what it is and rounding leaves it alone, else None."""
+        relation, inference = self._of.graph.relations[r], self._of.inference
+        if negated or relation.kind != "select" or relation.operation is not OPERATIONS["eq"]:
+            return None
+        keys, queries = inference.of(relation.keys), inference.of(relation.queries)
+        if isinstance(keys, Finite) and isinstance(queries, Finite):
+            found = self._coded(keys, queries)
+            gap, magnitude, whole = found[2]
+            scale = 1.0 / gap**2
+            if not self._safe(scale, magnitude, whole):
+                return None
+            self._watch(r)
+            text = [self._of.text(side) for side in (relation.keys, relation.queries)]
+            numeric = keys.numeric and queries.numeric
+            k, q = (
+                self._of.form(node) if numeric else self._of.tabulated(node, codes, f"{name}, coded")
+                for node, codes, name in zip((relation.keys, relation.queries), found[:2], text, strict=True)
+            )
+            k2, q2 = (
+                self._of.tabulated(node, {v: c * c for v, c in codes.items()}, f"{name}, squared")
+                for node, codes, name in zip((relation.keys, relation.queries), found[:2], text, strict=True)
+            )
+        else:
+            if any(isinstance(side, Finite) and (not side.numeric or side.undefined) for side in (keys, queries)):
+                raise CannotCompile("it compares real numbers with values that are none")
+            difference = RULES["sub"](range_of(keys), range_of(queries))
+            assert isinstance(difference, Real)
+            gap = difference.gap()
+            errors = self._of.error(relation.keys) + self._of.error(relation.queries)
+            if gap is None or errors > gap / 64:
+                raise CannotCompile("it compares real numbers that may come as near to each other as they like")
+            scale = 1.0 / gap**2
+            magnitude = range_of(keys).magnitude + range_of(queries).magnitude
+            if not self._safe(scale, magnitude, gap == 1):
+                raise CannotCompile(f"values {gap:.2g} apart and as large as {magnitude:.3g} do not fit the score of this dtype")
+            k, q = self._of.form(relation.keys), self._of.form(relation.queries)
+            k2, q2 = (
+                self._of.plan.compute(f"{self._of.text(node)}, squared", [("identity", form, form, 1.0)])
+                for node, form in ((relation.keys, k), (relation.queries, q))
+            )
+        one = number(1.0)
+        return [(2.0 * scale * q, k), (one, -scale * k2), (-scale * q2 + number(0.5), one)]
+
+    @staticmethod
+    def _coded(keys: Finite, queries: Finite) -> tuple[dict[Any, float], dict[Any, float], tuple[float, float, bool]]:
+        """One code for both sides, and of it the least distance, the largest sum of absolute values, and whether it is whole."""
+        if keys.numeric and queries.numeric:
+            k, q = keys.code(), queries.code()
+        else:
+            k = {value: float(i) for i, value in enumerate(keys.values)}
+            q = {value: k.get(value, -1.0) for value in queries.values}
+        numbers = np.unique([*k.values(), *q.values()])
+        gap = float(np.diff(numbers).min()) if len(numbers) > 1 else 1.0
+        magnitude = max(map(abs, k.values())) + max(map(abs, q.values()))
+        return k, q, (gap, magnitude, bool((numbers == np.round(numbers)).all()))
+
+    def _safe(self, scale: float, magnitude: float, whole: bool) -> bool:
+        """Whether rounding of the score stays far below the tie width (whole numbers are not rounded at all)."""
+        largest = scale * magnitude**2
+        if whole and scale == 1.0 and largest < 1 / self._of.eps:
+            return True
+        return 16 * self._of.eps * largest < self._of.tie / 4
+
+    def _general(self, r: int, negated: bool) -> list[tuple[Form, Form]]:
+        """``P(key, query) - 1/2`` by classes of values that behave alike, on the side that has fewer."""
+        keys, queries = self._supports(r)
+        self._require_finite(r)
+        table = self._table(r, keys, queries) ^ negated
+        self._watch(r)
+        key_rows, key_class = np.unique(table, axis=0, return_inverse=True)
+        _, query_class = np.unique(table, axis=1, return_inverse=True)
+        key_class, query_class = key_class.reshape(-1), query_class.reshape(-1)
+        first_query = np.array([np.flatnonzero(query_class == j)[0] for j in range(query_class.max() + 1)])
+        p = key_rows[:, first_query] - 0.5  # classes of keys x classes of queries
+        if min(p.shape) > CLASSES:
+            raise CannotCompile(f"its head needs {min(p.shape):,} products, at most {CLASSES:,}")
+        sides = ((keys, key_class), (queries, query_class))
+        if p.shape[0] <= p.shape[1]:
+            key_forms = self._indicators(r, *sides[0], "key")
+            query_forms = self._columns(r, *sides[1], p, "query")
+        else:
+            query_forms = self._indicators(r, *sides[1], "query")
+            key_forms = self._columns(r, *sides[0], p.T, "key")
+        return list(zip(query_forms, key_forms, strict=True))
+
+    def _require_finite(self, r: int) -> None:
+        for leaf in self._leaves(r):
+            for side in () if _trivial(leaf) else (leaf.keys, leaf.queries):
+                if self._of.inference.tables[side] is None:
+                    raise CannotCompile(
+                        f"{self._of.text(side)} is real-valued; only equality of values with a known spacing compiles"
+                    )
+
+    def _shape(self, support: tuple[int, ...]) -> list[int]:
+        return [len(self._of.inference.values[s].values) for s in support]  # type: ignore[union-attr]
+
+    def _indicators(self, r: int, support: tuple[int, ...], classes: np.ndarray, side: str) -> list[Form]:
+        """[1, (value in class 1), (value in class 2), ..]."""
+        shape = self._shape(support)
+        names = (f"{self.text(r)}, {side} class {i}" for i in range(1, classes.max() + 1))
+        return [number(1.0)] + [
+            self._of.over(support, (classes == i).astype(float).reshape(shape), name) for i, name in enumerate(names, 1)
+        ]
+
+    def _columns(self, r: int, support: tuple[int, ...], classes: np.ndarray, p: np.ndarray, side: str) -> list[Form]:
+        """[P(0, q), P(1, q) - P(0, q), ..] as functions of the other side: by its own indicators where they are fewer."""
+        rows = np.concatenate((p[:1], p[1:] - p[:1]))
+        if rows.shape[1] <= rows.shape[0]:
+            ones = self._indicators(r, support, classes, side)
+            return [self._mixed(row, ones) for row in rows]
+        shape = self._shape(support)
+        names = (f"{self.text(r)}, {side} row {i}" for i in range(len(rows)))
+        return [self._of.over(support, row[classes].reshape(shape), name) for row, name in zip(rows, names, strict=True)]
+
+    @staticmethod
+    def _mixed(row: np.ndarray, ones: list[Form]) -> Form:
+        """``sum_j row_j [class j]`` with the indicators of classes 1, 2, ..."""
+        total = number(row[0])
+        for weight, form in zip(row[1:] - row[0], ones[1:], strict=True):
+            total = total + float(weight) * form
+        return total
+
+
+def _trivial(relation: Relation) -> bool:
+    return relation.operation is not None and relation.operation.name == "true"
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float))
+
+
+def _kinds(values: np.ndarray) -> tuple[list[Any], list[int]]:
+    """The different values, and which of them each entry is."""
+    place: dict[Any, int] = {}
+    kinds = [place.setdefault(value, len(place)) for value in values.tolist()]
+    return list(place), kinds
+
+
+def _intervals(allowed: np.ndarray, n: int) -> Offsets:
+    """The allowed distances as intervals, unbounded at the ends."""
+    out: list[tuple[int | None, int | None]] = []
+    edges = np.flatnonzero(np.diff(np.concatenate(([False], allowed, [False])).astype(int)))
+    for first, last in zip(edges[::2], edges[1::2], strict=True):
+        low, high = int(first) - (n - 1), int(last) - 1 - (n - 1)
+        out.append((None if low == 1 - n else low, None if high == n - 1 else high))
+    return tuple(out)

@@ -1,0 +1,210 @@
+"""Operations of real numbers as units of a feed-forward part.
+
+    product          identity(x) * y                       one multiplying unit, exact
+    max, abs, relu   y + relu(x - y)                       exact
+    comparison       [x - y > 0]                           where rounding cannot decide it
+    exp, log, 1/x    a unit with that function (analytic mode), or a piecewise-linear table of ReLU units (standard mode)
+
+The table interpolates f on knots z_0 < z_1 < ... of [low, high]: |f - table| <= max |f''| h^2 / 8 on an interval of length h. Knots are put so
+that this is ``tolerance`` on each; the error of an argument is multiplied by the Lipschitz constant.
+"""
+
+import itertools
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from anyformer.rasp.plan import Form, Plan, number
+from anyformer.rasp.ranges import Real, rational
+from anyformer.rasp.tabulating import CannotCompile, Mode, Tabulation
+
+KNOTS = 2**14
+"""The largest number of knots of one table."""
+
+Part = tuple[str, Form, Form | None, float]
+
+
+@dataclass(frozen=True)
+class Curve:
+    """A smooth function: itself, its slope and its second derivative, the last two largest in absolute value at an end of an interval."""
+
+    value: Callable[[float], float]
+    slope: Callable[[float], float]
+    curvature: Callable[[float], float]
+
+
+CURVES = {
+    "exp": Curve(math.exp, math.exp, math.exp),
+    "log": Curve(math.log, lambda x: 1 / x, lambda x: -1 / x**2),
+    "sqrt": Curve(math.sqrt, lambda x: 0.5 / math.sqrt(x) if x else math.inf, lambda x: -0.25 * x**-1.5 if x else -math.inf),
+    "rsqrt": Curve(lambda x: x**-0.5, lambda x: -0.5 * x**-1.5, lambda x: 0.75 * x**-2.5),
+    "reciprocal": Curve(lambda x: 1 / x, lambda x: -1 / x**2, lambda x: 2 / x**3),
+    "square": Curve(lambda x: x * x, lambda x: 2 * x, lambda _: 2.0),
+}
+
+
+class Smooth:
+    """Writes operations of real numbers into a plan."""
+
+    def __init__(self, plan: Plan, mode: Mode, tolerance: float):
+        self.plan = plan
+        self.mode = mode
+        self.tolerance = tolerance
+
+    def operation(
+        self, name: str, text: str, x: list[Form], r: list[Real], e: list[float], tables: Tabulation
+    ) -> tuple[Form, float]:
+        """The form of an operation, and a bound of its error; ``r`` are the ranges of the arguments, ``e`` bounds of their errors."""
+        if name == "mul":
+            error = e[0] * r[1].magnitude + e[1] * r[0].magnitude + e[0] * e[1]
+            if x[0] == x[1] and self.mode == "analytic":
+                return self.plan.compute(text, [("square", x[0], None, 1.0)]), error
+            return self._product(text, x[0], x[1]), error
+        if name == "div":
+            return self._quotient(text, x, r, e)
+        if name == "where":
+            return x[2] + self._product(text, x[0], x[1] - x[2]), max(e[1], e[2])
+        if name in ("relu", "abs", "max", "min"):
+            return self._ramp(name, text, x), sum(e)
+        if name == "pow":
+            return self._power(text, x[0], r[0], e[0], int(r[1].low))
+        if name in ("floor", "ceil", "round"):
+            return self._rounded(name, text, x[0], r[0], e[0], tables), 0.0
+        if name in ("eq", "ne", "lt", "le", "gt", "ge"):
+            return self._compared(name, text, x, r, e, tables), 0.0
+        if name == "reciprocal_or_zero":
+            return self._reciprocal_or_zero(text, x[0], r[1].low, e[0])
+        return self._function(name, text, x[0], r[0], e[0])
+
+    def fused(self, name: str, text: str, x: Form, y: Form) -> Form | None:
+        """``f(x) y`` in one unit, where f is a unit by itself; else None."""
+        if name == "relu" or (name in CURVES and self.mode == "analytic"):
+            return self.plan.compute(text, [(name, x, y, 1.0)])
+        return None
+
+    def _product(self, text: str, x: Form, y: Form) -> Form:
+        return self.plan.compute(text, [("identity", x, y, 1.0)])
+
+    def _quotient(self, text: str, x: list[Form], r: list[Real], e: list[float]) -> tuple[Form, float]:
+        if self.mode == "analytic":
+            least = min(abs(r[1].low), abs(r[1].high))
+            form = self.plan.compute(text, [("reciprocal", x[1], x[0], 1.0)])
+            return form, (e[0] + e[1] * r[0].magnitude / least) / least if e[0] or e[1] else 0.0
+        inverse, error = self._function("reciprocal", f"1 / denominator of {text}", x[1], r[1], e[1])
+        bound = e[0] / min(abs(r[1].low), abs(r[1].high)) + error * r[0].magnitude + e[0] * error
+        return self._product(text, x[0], inverse), bound
+
+    def _ramp(self, name: str, text: str, x: list[Form]) -> Form:
+        if name == "relu":
+            return self.plan.compute(text, [("relu", x[0], None, 1.0)])
+        if name == "abs":
+            return self.plan.compute(text, [("relu", x[0], None, 1.0), ("relu", -1.0 * x[0], None, 1.0)])
+        difference = x[0] - x[1] if name == "max" else x[1] - x[0]
+        sign = 1.0 if name == "max" else -1.0
+        return x[1] + self.plan.compute(text, [("relu", difference, None, sign)])
+
+    def _power(self, text: str, x: Form, r: Real, error: float, exponent: int) -> tuple[Form, float]:
+        if exponent == 0:
+            return number(1.0), 0.0
+        form = x
+        for i in range(2, exponent + 1):
+            form = self._product(f"{text}, power {i}", form, x)
+        return form, exponent * (r.magnitude + error) ** (exponent - 1) * error
+
+    def _rounded(self, name: str, text: str, x: Form, r: Real, error: float, tables: Tabulation) -> Form:
+        """A staircase with a step at every jump of the range: floor(x) = low + sum_j [x >= j]."""
+        jump, upward = {"floor": (0.0, True), "ceil": (0.0, False), "round": (0.5, True)}[name]
+        first, last = math.floor(r.low - jump) + 1, math.ceil(r.high - jump)
+        steps: list[Part] = []
+        gap = r.gap(rational(jump) or 1)
+        for j in range(first, last + 1):
+            at = j + jump
+            inclusive = upward if name != "round" else at > 0  # a half goes away from zero
+            steps += self._from(x, at, inclusive, 1.0, gap, error, tables)
+        base = {"floor": math.floor(r.low), "ceil": math.ceil(r.low), "round": math.floor(r.low + 0.5)}[name]
+        if name == "ceil":
+            steps = []
+            for j in range(math.ceil(r.low), math.ceil(r.high)):
+                steps += self._from(x, float(j), False, 1.0, gap, error, tables)
+        return (self.plan.compute(text, steps) if steps else number(0.0)) + number(base)
+
+    def _from(
+        self, x: Form, at: float, inclusive: bool, height: float, gap: float | None, error: float, tables: Tabulation
+    ) -> list[Part]:
+        """Units that add ``height`` where x >= at (inclusive) or x > at."""
+        if gap is None:  # unrounded input
+            if self.mode == "standard":
+                raise CannotCompile("a jump at any real number is no ReLU table; use analytic mode")
+            if inclusive:
+                return [("step", number(at) - x, None, -height), ("step", number(1.0), None, height)]
+            return [("step", x - number(at), None, height)]
+        if error >= gap / 4:
+            raise CannotCompile(f"its argument has an error of up to {error:.2g}, too much for values {gap:.2g} apart")
+        low, high = (at - 0.75 * gap, at - 0.25 * gap) if inclusive else (at + 0.25 * gap, at + 0.75 * gap)
+        return tables.step(x, (low, high), height)
+
+    def _compared(self, name: str, text: str, x: list[Form], r: list[Real], e: list[float], tables: Tabulation) -> Form:
+        from anyformer.rasp.ranges import RULES
+
+        z = x[0] - x[1]
+        difference = RULES["sub"](r[0], r[1])
+        assert isinstance(difference, Real)
+        raw = all(s.raw or s.low == s.high for s in r)
+        gap, error = None if raw else difference.gap(), e[0] + e[1]
+        above = self._from(z, 0.0, False, 1.0, gap, error, tables)
+        below = self._from(-1.0 * z, 0.0, False, 1.0, gap, error, tables)
+        parts, base = {
+            "gt": (above, 0.0),
+            "le": (_times(above, -1.0), 1.0),
+            "lt": (below, 0.0),
+            "ge": (_times(below, -1.0), 1.0),
+            "ne": (above + below, 0.0),
+            "eq": (_times(above + below, -1.0), 1.0),
+        }[name]
+        return self.plan.compute(text, parts) + number(base)
+
+    def _reciprocal_or_zero(self, text: str, x: Form, least: float, error: float) -> tuple[Form, float]:
+        if self.mode == "standard":
+            raise CannotCompile("a jump from 0 to 1/least is no ReLU table; use analytic mode")
+        form = self.plan.compute(text, [("reciprocal_or_zero", (1 / least) * x, None, 1 / least)])
+        return form, error / least**2
+
+    def _function(self, name: str, text: str, x: Form, r: Real, error: float) -> tuple[Form, float]:
+        """exp, log, sqrt, 1/x: a unit with that function, or its table."""
+        curve = CURVES[name]
+        if self.mode == "analytic":
+            steepest = max(abs(curve.slope(r.low)), abs(curve.slope(r.high))) if error else 0.0
+            return self.plan.compute(text, [(name, x, None, 1.0)]), error * steepest
+        low, high = r.low - error, r.high + error
+        if name in ("log", "reciprocal", "rsqrt", "sqrt") and low <= 0 < high:
+            raise CannotCompile(f"its argument may come as near to 0 as {low:.2g}; no table holds that")
+        knots = _knots(curve, low, high, self.tolerance)
+        parts: list[Part] = []
+        before = 0.0
+        for a, b in itertools.pairwise(knots):
+            slope = (curve.value(b) - curve.value(a)) / (b - a)
+            parts.append(("relu", x - number(a), None, slope - before))
+            before = slope
+        steepest = max(abs(curve.slope(low)), abs(curve.slope(high)))
+        form = self.plan.compute(text, parts) if parts else number(0.0)
+        return form + number(curve.value(low)), self.tolerance + error * steepest
+
+
+def _times(parts: list[Part], factor: float) -> list[Part]:
+    return [(function, gate, value, factor * c) for function, gate, value, c in parts]
+
+
+def _knots(curve: Curve, low: float, high: float, tolerance: float) -> list[float]:
+    """Knots between which linear interpolation is right to ``tolerance``; |f''| is largest at an end of each interval."""
+    knots = [low]
+    while knots[-1] < high:
+        a = knots[-1]
+        h = high - a
+        while max(abs(curve.curvature(a)), abs(curve.curvature(a + h))) * h * h / 8 > tolerance:
+            h *= 0.8
+        knots.append(min(high, a + h))
+        if len(knots) > KNOTS:
+            raise CannotCompile(
+                f"a table of more than {KNOTS:,} ReLU units is needed on [{low:g}, {high:g}] for an error of {tolerance:g}"
+            )
+    return knots

@@ -1,0 +1,165 @@
+"""Functions of finite sets as linear forms: affine where possible, from the embedding where they are functions of the token or of the
+position alone, else a staircase of step units over one linear form z of the sources:
+
+    f = f(z_0) + sum_i (f(z_i) - f(z_(i-1))) [z > (z_i + z_(i-1)) / 2]
+
+A staircase is exact on the set and forgets rounding: noise below half a gap of z changes nothing. In standard mode a step is two ReLU
+units with a slope inside the gap. A function of several sources needs one z that tells all combinations apart which f tells apart; of
+several candidates (sums, differences, mixed radix) the one with the fewest steps is taken.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import permutations
+from typing import Literal
+
+import numpy as np
+
+from anyformer.rasp.plan import Form, Plan, number
+
+Mode = Literal["analytic", "standard"]
+
+
+class CannotCompile(Exception):
+    """What cannot be built, and why. The compiler collects them."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """A node that tables read: its linear form in the stream, and the code of each of its values there."""
+
+    form: Form
+    codes: np.ndarray
+    embedded: Literal["tokens", "indices"] | None = None
+
+
+class Tabulation:
+    """Writes functions of sources into a plan, each once."""
+
+    def __init__(self, plan: Plan, mode: Mode, eps: float):
+        self.plan = plan
+        self.mode = mode
+        self.eps = eps
+        self._done: dict[tuple, Form] = {}
+
+    def form(self, name: str, sources: list[tuple[int, Source]], table: np.ndarray) -> Form:
+        """The form of a function; ``table`` has an axis for each (number, source), NaN where the value does not matter."""
+        sources, table = _needed(sources, table)
+        key = (tuple(k for k, _ in sources), table.shape, table.tobytes())
+        if key not in self._done:
+            self._done[key] = self._form(name, [source for _, source in sources], table)
+        return self._done[key]
+
+    def _form(self, name: str, sources: list[Source], table: np.ndarray) -> Form:
+        if not sources:
+            value = float(table) if table.ndim == 0 else float(np.nan_to_num(table.reshape(-1)[0]))
+            return number(0.0 if np.isnan(value) else value)
+        parts = _separated(table)
+        if parts is not None and len(sources) > 1:
+            pairs = zip(sources, parts, strict=True)
+            return sum((self._form(name, [s], part) for s, part in pairs), number(0.0))
+        if len(sources) == 1:
+            line = _affine(sources[0].codes, table)
+            if line is not None:
+                return line[0] * sources[0].form + number(line[1])
+            if sources[0].embedded:
+                return self.plan.embedded(name, np.nan_to_num(table), sources[0].embedded)
+        return self._staircase(name, sources, table)
+
+    def _staircase(self, name: str, sources: list[Source], table: np.ndarray) -> Form:
+        best: tuple[int, Form, list[tuple[float, float]], list[float]] | None = None
+        for weights in _projections(sources, table):
+            z = sum(w * s.codes.reshape(_axis(i, table.ndim)) for i, (w, s) in enumerate(zip(weights, sources, strict=True)))
+            steps = _steps(np.broadcast_to(z, table.shape).reshape(-1), table.reshape(-1), self.eps)
+            if steps is not None and (best is None or len(steps[0]) < best[0]):
+                gate = sum((w * s.form for w, s in zip(weights, sources, strict=True)), number(0.0))
+                best = (len(steps[0]), gate, *steps)
+        if best is None:
+            digits = "float32" if self.eps > 1e-10 else "float64"
+            raise CannotCompile(f"{name}: its {table.size:,} combinations are too close to each other for {digits} to tell apart")
+        _, gate, gaps, levels = best
+        if not gaps:
+            return number(levels[0])
+        units = [u for gap, a, b in zip(gaps, levels, levels[1:], strict=False) for u in self.step(gate, gap, b - a)]
+        return self.plan.compute(name, units) + number(levels[0])
+
+    def step(self, z: Form, gap: tuple[float, float], height: float) -> list[tuple[str, Form, Form | None, float]]:
+        """Units that add ``height`` where z is at the upper end of the gap or above it, and 0 at its lower end or below."""
+        low, high = gap
+        if self.mode == "analytic":
+            return [("step", z - number((low + high) / 2), None, height)]
+        slope = 1.0 / (high - low)
+        return [("relu", slope * (z - number(low)), None, height), ("relu", slope * (z - number(high)), None, -height)]
+
+
+def _axis(i: int, ndim: int) -> list[int]:
+    return [-1 if j == i else 1 for j in range(ndim)]
+
+
+def _needed(sources: list[tuple[int, Source]], table: np.ndarray) -> tuple[list[tuple[int, Source]], np.ndarray]:
+    """Without the sources that the table does not depend on (don't-cares filled along them)."""
+    for axis in reversed(range(table.ndim)):
+        low, high = np.fmin.reduce(table, axis=axis, keepdims=True), np.fmax.reduce(table, axis=axis, keepdims=True)
+        if bool(((low == high) | np.isnan(low)).all()):
+            table = low.squeeze(axis)
+            sources = sources[:axis] + sources[axis + 1 :]
+    return sources, table
+
+
+def _separated(table: np.ndarray) -> list[np.ndarray] | None:
+    """Functions of one axis each whose sum is the table, or None."""
+    if table.ndim < 2 or np.isnan(table).any():
+        return None
+    corner = table.reshape(-1)[0]
+    parts = []
+    for axis in range(table.ndim):
+        part = table[tuple(slice(None) if i == axis else 0 for i in range(table.ndim))]
+        parts.append(part if axis == 0 else part - corner)
+    total = sum(part.reshape(_axis(i, table.ndim)) for i, part in enumerate(parts))
+    return parts if np.array_equal(total, table) else None
+
+
+def _affine(codes: np.ndarray, values: np.ndarray) -> tuple[float, float] | None:
+    """Slope and intercept of a line through (code, value), or None. Integers must fit exactly, others to rounding."""
+    known = ~np.isnan(values)
+    x, y = codes[known], values[known]
+    if len(x) < 2:
+        return None
+    slope = (y[-1] - y[0]) / (x[-1] - x[0])
+    intercept = y[0] - slope * x[0]
+    least = 4e-16 * float(np.abs(y).max())
+    return (float(slope), float(intercept)) if np.allclose(slope * x + intercept, y, rtol=4e-16, atol=least) else None
+
+
+def _projections(sources: list[Source], table: np.ndarray) -> Iterator[list[float]]:
+    """Weights of the sources in z."""
+    count = len(sources)
+    if count == 1:
+        yield [1.0]
+        return
+    if count == 2:
+        yield [1.0, -1.0]
+        yield [1.0, 1.0]
+    orders = list(permutations(range(count))) if count <= 3 else [tuple(range(count)), tuple(reversed(range(count)))]
+    for order in orders:
+        weights, unit = [0.0] * count, 1.0
+        for i in order:
+            codes = np.sort(sources[i].codes)
+            gap = float(np.diff(codes).min()) if len(codes) > 1 else 1.0
+            weights[i] = unit / gap
+            unit *= (codes[-1] - codes[0]) / gap + 1.0
+        yield weights
+
+
+def _steps(z: np.ndarray, f: np.ndarray, eps: float) -> tuple[list[tuple[float, float]], list[float]] | None:
+    """The gaps of z at which f changes, and the levels of f before, between and after them; None where z does not tell f apart."""
+    known = ~np.isnan(f)
+    z, f = z[known], f[known]
+    order = np.argsort(z, kind="stable")
+    z, f = z[order], f[order]
+    least = 256 * eps * max(1e-300, float(np.abs(z).max()))
+    changes = np.flatnonzero(f[1:] != f[:-1])
+    if bool((z[changes + 1] - z[changes] <= least).any()):
+        return None
+    gaps = [(float(z[i]), float(z[i + 1])) for i in changes]
+    return gaps, [float(f[0]), *(float(f[i + 1]) for i in changes)]
