@@ -23,6 +23,7 @@ from anyformer.options import (
     Generate,
     Inspect,
     Limits,
+    Rasp,
     Reproduce,
     Run,
     Specialize,
@@ -312,6 +313,12 @@ def _train(options: Train[Any, Any]) -> tuple[dict[str, Any], int]:
     return train(options), 0
 
 
+def _rasp(options: Rasp) -> tuple[dict[str, Any], int]:
+    from anyformer.rasp.command import rasp
+
+    return rasp(options)
+
+
 def _options_of_task(words: list[str]) -> tuple[Any, list[str]]:
     from anyformer.tasks import TASKS
     from anyformer.train_command import options_of
@@ -334,6 +341,7 @@ COMMANDS: dict[str, Command] = {
     "verify": Command(Verify, _verify, "a program against its target, outputs and attention"),
     "specialize": Command(Specialize, _specialize, "a program becomes an ordinary transformer again"),
     "cost": Command(CostCommand, _cost, "width of every machine for a class"),
+    "rasp": Command(Rasp, _rasp, "a program in the .rasp language on an input, or a prompt"),
     "tasks": Command(Tasks, _tasks, "what there is to learn, and what it is worth without understanding"),
     "reproduce": Command(Reproduce, _reproduce, "the paper's tables of learned programs, trained and scored"),
     "limits": Command(Limits, _limits, "what no fixed machine can do, measured (minutes; --quick: seconds)"),

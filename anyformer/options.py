@@ -225,6 +225,23 @@ class Limits:
 
 
 @dataclass(frozen=True)
+class Rasp:
+    """Run a program in the .rasp language on an input; without a FILE there is a prompt (docs/rasp-files.md).
+
+    Example: anyformer rasp examples/reverse.rasp --input hello
+    """
+
+    file: Annotated[Positional[Path | None], arg(metavar="[FILE]")] = None
+    """The program."""
+    input: str | None = None
+    """Tokens: numbers (or True and False) that commas separate (3,1,2; one number: 7,; a negative one first: --input=-1,2), else every
+    character is a token. Default: the example that the program sets, or hello."""
+    name: str | None = None
+    """The expression to show, any of the language; default: the last sequence or selector that the program evaluates or assigns."""
+    as_json: AsJson = False
+
+
+@dataclass(frozen=True)
 class AnyTask:
     """Stands where a task's own options go, as long as no task is named."""
 

@@ -4,6 +4,11 @@ from anyformer.rasp.compiled import CompiledProgram as CompiledProgram
 from anyformer.rasp.compiling import compile as compile
 from anyformer.rasp.interpreter import Evaluation as Evaluation
 from anyformer.rasp.interpreter import interpret as interpret
+from anyformer.rasp.language.environment import Environment as Environment
+from anyformer.rasp.language.environment import load_rasp as load_rasp
+from anyformer.rasp.language.environment import run_rasp as run_rasp
+from anyformer.rasp.language.places import Place as Place
+from anyformer.rasp.language.places import RaspError as RaspError
 from anyformer.rasp.operations import OPERATIONS as OPERATIONS
 from anyformer.rasp.operations import Operation as Operation
 from anyformer.rasp.operations import Undefined as Undefined
