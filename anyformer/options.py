@@ -187,14 +187,15 @@ class Tasks:
 
 @dataclass(frozen=True)
 class Reproduce:
-    """Train and score the cells of a table of Fixed Universal Transformers; writes TABLE.json, TABLE.md and a figure of the curves.
+    """A table or figure of one of the papers, with our numbers: writes TABLE.json, TABLE.md and a figure.
 
     Example: anyformer reproduce table1 --seeds 0 1 2
     """
 
-    table: Annotated[Positional[Literal["table1", "table2", "learnability"]], arg(metavar="TABLE")]
+    table: Annotated[Positional[Literal["table1", "table2", "learnability", "simulator"]], arg(metavar="TABLE")]
     """table1: five tasks, without and with residual & norm; table2: the ablation; learnability: which choice lets attention-only
-    programs be learned (1-hop at the paper's size, whatever the profile)."""
+    programs be learned (1-hop at the paper's size, whatever the profile); simulator: error and size of the universal simulator of
+    attention (nothing is trained)."""
     profile: Literal["quick", "paper"] = "quick"
     """quick: small models, 200 steps, no claim about the paper's figures; paper: its H, L, d and m (hours)."""
     seeds: tuple[int, ...] = (0,)
@@ -238,6 +239,48 @@ class Rasp:
     character is a token. Default: the example that the program sets, or hello."""
     name: str | None = None
     """The expression to show, any of the language; default: the last sequence or selector that the program evaluates or assigns."""
+    compiled: bool = False
+    """Also compile it to a transformer, for the tokens of the input and up to its length, and run that."""
+    vocab: str | None = None
+    """Compiled: the tokens it must know (0,1,2 or abc; reals:-10,10 for all numbers between; default: those of the input)."""
+    max_length: int | None = None
+    """Compiled: the longest input (default: this one)."""
+    mode: Literal["analytic", "standard"] = "analytic"
+    """Compiled: exp, 1/x, .. as units with that function, or as tables of ReLU units with a stated bound."""
+    as_json: AsJson = False
+
+
+@dataclass(frozen=True)
+class Simulate:
+    """A random attention layer on the universal simulator: one fixed network whose input describes the layer (docs/simulator.md).
+
+    Example: anyformer simulate --n 5 --d 4 --dv 3 --heads 2
+    """
+
+    n: int = 5
+    """Tokens of the layer."""
+    d: int = 4
+    """Features of the layer's input."""
+    dv: int = 3
+    """Features of its output."""
+    heads: int = 2
+    """Its heads (their outputs are added)."""
+    version: Literal["compact", "paper", "soft"] = "compact"
+    """compact: 4 layers, average-hard; soft: 3 layers, the last one softmax; paper: the paper's construction."""
+    causal: bool = False
+    """Whether the layer is causal."""
+    scaled: bool = False
+    """Whether its scores are divided by sqrt(d)."""
+    mode: Literal["analytic", "standard"] = "analytic"
+    """exp and 1/x as units with that function, or as tables of ReLU units with a stated bound."""
+    tolerance: float = 1e-6
+    """Standard mode: the largest error of one table."""
+    dtype: Literal["float64", "float32"] = "float64"
+    """dtype of the simulator."""
+    scale: float = 0.5
+    """Standard deviation of the random layer's numbers."""
+    seed: int = 0
+    """Which random layer."""
     as_json: AsJson = False
 
 

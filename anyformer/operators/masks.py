@@ -82,7 +82,7 @@ class Offsets(Mask):
 
     def __post_init__(self) -> None:
         for interval in self.intervals if isinstance(self.intervals, tuple) else (None,):
-            ends = interval if isinstance(interval, tuple) and len(interval) == 2 else (0.5,)
+            ends: tuple[Any, Any] = interval if isinstance(interval, tuple) and len(interval) == 2 else (0.5, 0.5)
             whole = all(end is None or (type(end) is int and abs(end) < 2**62) for end in ends)
             if not whole or (None not in ends and ends[0] > ends[1]):
                 raise AnyformerError(

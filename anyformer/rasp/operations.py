@@ -144,7 +144,8 @@ OPERATIONS: dict[str, Operation] = {
         Operation("true", lambda x, y: True),
     )
 }
-"""``reciprocal_or_zero(x, least)`` is 1/x where |x| >= least, else 0; ``assume`` is its first argument, which must lie between the others; ``true`` is the predicate of the selector that selects everything."""
+"""``reciprocal_or_zero(x, least)`` is 1/x where |x| >= least, else 0; ``assume`` is its first argument, which must lie between the others;
+``true`` is the predicate of the selector that selects everything."""
 
 NAMES_OF_LITERALS = {"true": True, "false": False}
 

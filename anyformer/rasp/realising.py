@@ -85,7 +85,7 @@ class Realisation:
         constants = [constant_of(range_of(s)) for s in sets]
         name = node.operation.name
         by_constant = (name == "mul" and constants != [None, None]) or (name == "div" and bool(constants[1]))
-        return name in ("add", "sub", "neg", "assume") or by_constant
+        return name in ("add", "sub", "neg", "assume", "float") or by_constant
 
     def error(self, k: int) -> float:
         """A bound of how far the form of node k may be from the value (functions in standard mode; rounding aside)."""
@@ -178,6 +178,8 @@ class Realisation:
         if name == "neg":
             self.errors[k] = self.error(a[0])
             return -1.0 * self.form(a[0])
+        if name == "float":
+            return self._times(k, 1.0, a[0])
         if name == "assume":
             return self._assumed(k, a[0], *(range_of(s) for s in sets))
         for i, other in ((0, 1), (1, 0)):
