@@ -20,6 +20,7 @@ from anyformer.errors import AnyformerError, OutsideClass, require_choice, requi
 from anyformer.rasp.assembling import assemble, prune
 from anyformer.rasp.compiled import CompiledProgram, Outputs, check_against_interpreter
 from anyformer.rasp.graph import Graph
+from anyformer.rasp.merging import merge
 from anyformer.rasp.plan import Form, Plan, number
 from anyformer.rasp.realising import Realisation
 from anyformer.rasp.sequences import LIFTED, Sequence, printed, restricted
@@ -75,6 +76,7 @@ def compile(
     root = graph.roots[0]
     forms = [output] if realisation.fault == number(0.0) else [output, realisation.fault]
     prune(plan, forms)
+    forms = merge(plan, forms)
     if causal == "strict":
         _require_causal(plan, program)
     scale = 2 * (np.log(max_length + 1) + 28.0) if attention == "softmax" else None

@@ -161,8 +161,23 @@ class Realisation:
         if linear is not None:
             return linear
         if isinstance(found, Finite) and self.inference.supports[k] != (k,):
-            return self.tabulated(k, found.code(), self.text(k))
+            return self._product_of_sources(k, node) or self.tabulated(k, found.code(), self.text(k))
         return self._real(k, node)
+
+    def _product_of_sources(self, k: int, node: Node) -> Form | None:
+        """A product of two numbers that are linear in the sources: one unit instead of a table, and no later."""
+        assert node.operation is not None
+        sets = [self.inference.of(a) for a in node.arguments]
+        sources = [self.source(s).form for s in self.inference.supports[k]]
+        plain = all(isinstance(s, Finite) and s.numeric and not s.undefined for s in sets)
+        if node.operation.name != "mul" or len(sources) < 2 or not plain:
+            return None
+        if not all(a in self.inference.supports[k] or self._is_linear(a, self.graph.nodes[a]) for a in node.arguments):
+            return None
+        forms = [self.form(a) for a in node.arguments]
+        if self.plan.time(*forms) > self.plan.time(*sources):
+            return None
+        return self.plan.compute(self.text(k), [("identity", forms[0], forms[1], 1.0)])
 
     def _linear(self, k: int, node: Node) -> Form | None:
         """Sums, differences and multiples of numbers cost nothing."""
