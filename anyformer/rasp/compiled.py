@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from anyformer.errors import AnyformerError
@@ -92,6 +93,16 @@ class CompiledProgram:
         ctx = Context.of(tokens)
         with torch.no_grad():
             return self.network.run_stream(x, ctx, patterns=patterns, streams=streams)
+
+    def run_numbers(self, numbers: Float[Tensor, "batch n"]) -> Float[Tensor, "batch n out"]:
+        """The network's outputs on real-valued tokens, a differentiable function of them. They are not checked against the vocabulary."""
+        ids = torch.zeros(numbers.shape, dtype=torch.int64)
+        x = self.network.first_stream(ids, Context.of(ids))
+        if self.token_place is not None:
+            given = torch.zeros(x.shape[-1], dtype=x.dtype)
+            given[self.token_place] = 1.0
+            x = x + numbers.to(x.dtype)[..., None] * given
+        return self.network.run_stream(x, Context.of(ids))
 
     def first_stream(self, inputs: List[List[Any]]) -> tuple[Tensor, Tensor]:
         """Token ids (inputs, n), all 0 where tokens are real numbers, and the stream before the first layer."""
