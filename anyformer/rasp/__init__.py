@@ -4,9 +4,11 @@ from anyformer.rasp.compiled import CompiledProgram as CompiledProgram
 from anyformer.rasp.compiling import compile as compile
 from anyformer.rasp.interpreter import Evaluation as Evaluation
 from anyformer.rasp.interpreter import interpret as interpret
+from anyformer.rasp.module import to_module as to_module
 from anyformer.rasp.operations import OPERATIONS as OPERATIONS
 from anyformer.rasp.operations import Operation as Operation
 from anyformer.rasp.operations import Undefined as Undefined
+from anyformer.rasp.saving import load as load
 from anyformer.rasp.sequences import EQ as EQ
 from anyformer.rasp.sequences import GEQ as GEQ
 from anyformer.rasp.sequences import GT as GT

@@ -44,8 +44,8 @@ UNREACHABLE = Unreachable()
 class Reals:
     """Tokens that are real numbers in [low, high], as float64."""
 
-    low: float
-    high: float
+    low: int | float
+    high: int | float
 
     def __post_init__(self) -> None:
         numbers = all(isinstance(x, (int, float)) and math.isfinite(x) for x in (self.low, self.high))
@@ -382,7 +382,7 @@ def spaced(values: Finite, n: int) -> Real:
     return Real(found.low, found.high, common if common <= LARGEST_DENOMINATOR else None)
 
 
-def _hull(r: Real, extra: tuple[float, ...]) -> Real:
+def _hull(r: Real, extra: tuple[int | float, ...]) -> Real:
     if not extra:
         return r
     other = range_of(finite(extra))
