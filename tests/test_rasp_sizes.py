@@ -5,6 +5,7 @@ import itertools
 import pytest
 
 from anyformer import rasp
+from anyformer.errors import AnyformerError
 from anyformer.operators import Attention
 from anyformer.rasp import EQ, LEQ, aggregate, indices, length, select, selector_width, tokens
 
@@ -43,3 +44,27 @@ def test_a_part_of_a_selector_may_be_lifted_too() -> None:
     assert program([7, 1, 7, 7, 2, 1]) == pytest.approx([0, 1, 1, 5 / 3, 4, 3])
     bank = program.network.stages[0].branches[1].operator
     assert isinstance(bank, Attention) and bank.head_dim == 2  # 2 q k and 1/2 - k^2
+
+
+def shifted(times: int) -> rasp.Sequence:
+    """The token ``times`` positions to the left, by that many heads one after the other."""
+    out = tokens
+    for _ in range(times):
+        out = aggregate(select(indices, indices - 1, EQ), out, default=0)
+    return out
+
+
+def test_long_programs_compile() -> None:
+    """Three hundred dependent heads are more nested calls than Python allows by itself."""
+    program = rasp.compile(shifted(300), (1, 2), 3)
+    assert program.layers == 300 and program.width <= 4 and program([1, 2, 1]) == [0, 0, 0]
+
+
+def test_programs_that_are_too_deep_are_refused_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    from anyformer.rasp import compiling
+
+    monkeypatch.setattr(compiling, "DEEPEST", 0)
+    with pytest.raises(
+        AnyformerError, match=r"^compile: the program of .* parts has too many dependent steps; compile it in pieces$"
+    ):
+        rasp.compile(shifted(300), (1, 2), 3)
