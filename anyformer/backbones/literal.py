@@ -35,6 +35,7 @@ from anyformer.operators import (
     LayerNorm,
     Mixing,
     Normed,
+    Offsets,
     Operator,
     Performer,
     RelativeBias,
@@ -293,6 +294,12 @@ def _seen(op: Attention, i: Tensor, j: Tensor) -> Tensor:
         return (distance <= mask.before) & (distance >= -mask.after)
     if isinstance(mask, Strided):
         return (distance >= 0) & ((distance.remainder(mask.stride) == 0) | (distance < mask.local))
+    if isinstance(mask, Offsets):
+        ends = [(-math.inf if low is None else low, math.inf if high is None else high) for low, high in mask.intervals]
+        return (
+            sum(((-distance >= low) & (-distance <= high) for low, high in ends), torch.zeros_like(distance, dtype=torch.bool))
+            > 0
+        )
     return mask.allows(i, j)
 
 

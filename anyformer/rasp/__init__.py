@@ -9,9 +9,11 @@ from anyformer.rasp.language.environment import load_rasp as load_rasp
 from anyformer.rasp.language.environment import run_rasp as run_rasp
 from anyformer.rasp.language.places import Place as Place
 from anyformer.rasp.language.places import RaspError as RaspError
+from anyformer.rasp.module import to_module as to_module
 from anyformer.rasp.operations import OPERATIONS as OPERATIONS
 from anyformer.rasp.operations import Operation as Operation
 from anyformer.rasp.operations import Undefined as Undefined
+from anyformer.rasp.saving import load as load
 from anyformer.rasp.sequences import EQ as EQ
 from anyformer.rasp.sequences import GEQ as GEQ
 from anyformer.rasp.sequences import GT as GT

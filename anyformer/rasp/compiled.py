@@ -4,6 +4,7 @@ import contextlib
 import random
 from collections.abc import Sequence as List
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -106,17 +107,26 @@ class CompiledProgram:
 
     def first_stream(self, inputs: List[List[Any]]) -> tuple[Tensor, Tensor]:
         """Token ids (inputs, n), all 0 where tokens are real numbers, and the stream before the first layer."""
+        encoded = self.encode(inputs)
+        ids = torch.zeros(encoded.shape, dtype=torch.int64) if isinstance(self.vocab, Reals) else encoded
+        x = self.network.first_stream(ids, Context.of(ids))
+        if isinstance(self.vocab, Reals) and self.token_place is not None:
+            x[..., self.token_place] = encoded.to(x.dtype)
+        return ids, x
+
+    def encode(self, inputs: List[List[Any]]) -> Tensor:
+        """Inputs of one length as a tensor (inputs, n): token ids, or float64 where tokens are real numbers."""
         for tokens in inputs:
             self.require(tokens)
-        if not isinstance(self.vocab, Reals):
-            ids = torch.tensor([[self._ids[t] for t in tokens] for tokens in inputs])
-            return ids, self.network.first_stream(ids, Context.of(ids))
-        numbers = torch.tensor([list(map(float, tokens)) for tokens in inputs], dtype=torch.float64)
-        ids = torch.zeros(numbers.shape, dtype=torch.int64)
-        x = self.network.first_stream(ids, Context.of(ids))
-        if self.token_place is not None:
-            x[..., self.token_place] = numbers.to(x.dtype)
-        return ids, x
+        if isinstance(self.vocab, Reals):
+            return torch.tensor([list(map(float, tokens)) for tokens in inputs], dtype=torch.float64)
+        return torch.tensor([[self._ids[t] for t in tokens] for tokens in inputs])
+
+    def save(self, folder: str | Path) -> None:
+        """Write the program to a folder that :func:`anyformer.rasp.load` reads (safetensors and JSON)."""
+        from anyformer.rasp.saving import save
+
+        save(self, folder)
 
     def require(self, tokens: List[Any]) -> None:
         """Raise unless this is an input that the program was compiled for."""

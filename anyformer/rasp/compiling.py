@@ -9,8 +9,10 @@
 What cannot be built is refused with all reasons at once, each naming its expression; what is built is checked.
 """
 
+import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any, Literal
 
 import numpy as np
@@ -29,6 +31,8 @@ from anyformer.rasp.values import Finite, Inference, Reals, finite
 
 DTYPES = {"float64": (np.float64, torch.float64), "float32": (np.float32, torch.float32)}
 CAUSAL = ("no", "strict", "dialect")
+DEEPEST = 50_000
+"""The most nested Python calls of one compilation."""
 
 
 def compile(
@@ -132,8 +136,9 @@ def _realised(
         raise OutsideClass(f"{printed(program)} cannot be compiled", inference.problems)
     realisation = Realisation(graph, inference, mode=mode, dtype=numbers, tolerance=tolerance)
     try:
-        output = realisation.form(graph.roots[0])
-        realisation.watch(graph.roots[0])
+        with _deep(len(graph.nodes)):
+            output = realisation.form(graph.roots[0])
+            realisation.watch(graph.roots[0])
         return realisation, output
     except CannotCompile as first:
         reasons = {str(first)}
@@ -149,6 +154,21 @@ def _realised(
             reasons.add(str(reason))
     inner = {reason for reason in reasons if any(reason != other and other in reason for other in reasons)}
     raise OutsideClass(f"{printed(program)} cannot be compiled", sorted(reasons - inner))
+
+
+@contextmanager
+def _deep(nodes: int) -> Iterator[None]:
+    """Room for forms that ask for forms, a few calls for every node on the longest path."""
+    before = sys.getrecursionlimit()
+    sys.setrecursionlimit(max(before, min(before + 40 * nodes, DEEPEST)))
+    try:
+        yield
+    except RecursionError:
+        raise AnyformerError(
+            f"compile: the program of {nodes:,} parts has too many dependent steps; compile it in pieces"
+        ) from None
+    finally:
+        sys.setrecursionlimit(before)
 
 
 def _require_causal(plan: Plan, program: Sequence) -> None:

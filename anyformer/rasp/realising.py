@@ -251,7 +251,8 @@ class Realisation:
     def _aggregate(self, k: int, node: Node) -> Form:
         assert node.relation is not None
         values, found, name = node.arguments[0], self.inference.of(k), self.text(k)
-        score, head = self.selectors.score(node.relation), self.selectors.text(node.relation)
+        lifted = node.kind == "mean" and self.inference.cardinality(node.relation)[2]
+        score, head = self.selectors.score(node.relation, lifted=lifted), self.selectors.text(node.relation)
         if isinstance(found, Finite):
             code = found.code()
             column, default = self.tabulated(values, code, self.text(values)), code.get(node.value, float(found.codes()[0]))

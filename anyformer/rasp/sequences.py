@@ -339,12 +339,16 @@ def restricted(program: Sequence) -> Sequence:
 
 
 def printed(node: Sequence | Selector) -> str:
-    """The expression as text; a named one by its name."""
+    """The expression as text; parts with a name by their name."""
     texts: dict[int, str] = {}
     for part in in_order((node,)):
-        inner = [texts[id(child)] for child in children(part)]
-        texts[id(part)] = part.label if part.label and part is not node else _text(part, inner)
+        texts[id(part)] = part.label if part.label and part is not node else text_of(part, texts)
     return texts[id(node)]
+
+
+def text_of(node: Sequence | Selector, texts: dict[int, str]) -> str:
+    """The expression as text, given those of its parts by their ``id``."""
+    return _text(node, [texts[id(child)] for child in children(node)])
 
 
 def _text(node: Sequence | Selector, inner: list[str]) -> str:

@@ -382,7 +382,7 @@ def spaced(values: Finite, n: int) -> Real:
     return Real(found.low, found.high, common if common <= LARGEST_DENOMINATOR else None)
 
 
-def _hull(r: Real, extra: tuple[Value, ...]) -> Real:
+def _hull(r: Real, extra: tuple[int | float, ...]) -> Real:
     if not extra:
         return r
     other = range_of(finite(extra))
