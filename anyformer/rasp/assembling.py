@@ -133,7 +133,9 @@ def mask_of(offsets: Any, causal: bool) -> Mask:
     """The mask rule of a score."""
     if causal:
         kept = tuple(
-            (low, 0 if high is None else min(high, 0)) for low, high in offsets or ((None, None),) if low is None or low <= 0
+            (low, 0 if high is None else min(high, 0))
+            for low, high in (((None, None),) if offsets is None else offsets)  # (): no distance at all
+            if low is None or low <= 0
         )
         return Causal() if kept == ((None, 0),) else Offsets(kept)
     if offsets is None:
