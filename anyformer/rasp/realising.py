@@ -25,6 +25,9 @@ from anyformer.rasp.values import Finite, Inference, Unreachable
 TIES = {np.float64: 1e-9, np.float32: 1e-4}
 """Relative tie width of average-hard attention, by dtype (:data:`anyformer.operators.kernels.TIE`)."""
 
+GATED = ("mul", "max", "min", "abs", "relu")
+"""Operations of which one or two units do what a table of finite numbers does."""
+
 SOFT_MARGIN = 50.0
 """How far unselected keys lie below the selected ones in the score of a softmax head: exp(-50) = 2e-22."""
 
@@ -132,7 +135,8 @@ class Realisation:
         if linear is not None:
             return linear
         if isinstance(found, Finite) and self.inference.supports[k] != (k,):
-            return self.tabulated(k, found.code(), self.text(k))
+            gated = self._gated(k, node) if found.numeric and not found.undefined else None
+            return self.tabulated(k, found.code(), self.text(k)) if gated is None else gated
         return self._real(k, node)
 
     def _linear(self, k: int, node: Node) -> Form | None:
@@ -159,6 +163,18 @@ class Realisation:
         if name == "div" and constants[1]:
             return self._times(k, 1.0 / constants[1], a[0])
         return None
+
+    def _gated(self, k: int, node: Node) -> Form | None:
+        """A product, maximum, .. of finite numbers as the one or two units of the real operation, where a table would not be earlier."""
+        assert node.operation is not None
+        sets = [self.inference.of(a) for a in node.arguments]
+        plain = all(isinstance(s, Finite) and s.numeric and not s.undefined for s in sets)
+        if node.operation.name not in GATED or not plain or len(self.inference.supports[k]) < 2:
+            return None
+        forms = [self.form(a) for a in node.arguments]
+        if self.plan.time(*forms) > self.plan.time(*(self.source(s).form for s in self.inference.supports[k])):
+            return None
+        return self._real(k, node)
 
     def _times(self, k: int, factor: float, a: int) -> Form:
         self.errors[k] = abs(factor) * self.error(a)
