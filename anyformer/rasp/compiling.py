@@ -89,7 +89,7 @@ def compile(
     )
     found = inference.of(root)
     outputs = Outputs(found.values, tuple(found.codes().tolist())) if isinstance(found, Finite) else Outputs()
-    place = None if plan.token_input is None else stream.place[plan.token_input]
+    place = None if plan.token_input is None else stream.place.get(plan.token_input)
     compiled = CompiledProgram(
         network=network,
         vocab=words,

@@ -71,7 +71,7 @@ class Evaluation:
 
     def parts(self) -> list[list[Value]]:
         """The values of every sequence that was evaluated."""
-        return [self._done[id(node)] for node in self._kept if isinstance(node, Sequence)]
+        return [self._done[id(node)] for node in self._kept if isinstance(node, Sequence) and id(node) in self._done]
 
     def _values(self, node: Sequence) -> list[Value]:
         n = len(self.tokens)

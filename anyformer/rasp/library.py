@@ -148,9 +148,7 @@ def dyck(pairs: Iterable[str]) -> Sequence:
     opens, closes = _any_of([o for o, _ in kinds]), _any_of([c for _, c in kinds])
     inner = depth(opens, closes)
     level = inner + apply(lambda c: int(c), closes)  # of an opening bracket and its partner alike
-    partner = latest(
-        select(level, level, EQ) & holding(opens) & before, tokens.map(_place([o for o, _ in kinds])), -1
-    )
+    partner = latest(select(level, level, EQ) & holding(opens) & before, tokens.map(_place([o for o, _ in kinds])), -1)
     mismatched = closes & (partner != tokens.map(_place([c for _, c in kinds])))
     whole = aggregate(at(length - 1), inner == 0) & (count(inner < 0) == 0)
     return (whole & (count(mismatched) == 0)).named("dyck")

@@ -207,12 +207,13 @@ class Realisation:
         score, head = self.selectors.score(node.relation), self.selectors.text(node.relation)
         if isinstance(found, Finite):
             code = found.code()
-            column, default = self.tabulated(values, code, self.text(values)), code.get(node.value, float(found.codes()[0]))
+            column, default = self.tabulated(values, code, self.text(values)), code.get(node.value, found.codes()[0].item())
             if found.numeric:
                 column = self.form(values)
         else:
             column, default = self.form(values), float(node.value)
         self.errors[k] = self.error(values)
+        selected = score.merged()
         if node.kind == "max":
             score = self._best(k, node, score)
         elif node.kind == "softmax":
@@ -220,10 +221,11 @@ class Realisation:
         kernel = "soft" if node.kind == "softmax" else "hard"
         score = score.merged()
         mean = self.plan.attend(name, score, kernel, column - number(default), head)
-        undefined = self.inference.of(values)
-        if isinstance(undefined, Finite) and undefined.undefined:
-            flag = self.missing(values)
-            self.fault = self.fault + self.plan.attend(f"{name} averages no value", score, kernel, flag, head)
+        for argument in dict.fromkeys(node.arguments):  # of any selected key, not only of the best
+            undefined = self.inference.of(argument)
+            if isinstance(undefined, Finite) and undefined.undefined:
+                flag = self.missing(argument)
+                self.fault = self.fault + self.plan.attend(f"{name} averages no value", selected, "hard", flag, head)
         if isinstance(found, Finite) and not found.numeric and not self._alike(node):
             code = {value: (c - default) ** 2 for value, c in found.code().items()}
             square = self.tabulated(values, code, f"{self.text(values)}, squared code")
@@ -266,7 +268,10 @@ class Realisation:
         r = range_of(self.inference.of(node.arguments[1]))
         factor = 2.0 * (r.high - r.low + SOFT_MARGIN)
         values = range_of(self.inference.of(node.arguments[0]))
+        slip = 4 * self.eps * factor  # rounding of the scores, an error of the exponent
+        if slip > 1e-2:
+            raise CannotCompile(f"{self.text(k)}: scores in [{r.low:.3g}, {r.high:.3g}] do not fit the score of this dtype")
         leak = self.inference.max_length * float(np.exp(-SOFT_MARGIN)) * (values.magnitude + abs(float(node.value)))
-        self.errors[k] = self.error(node.arguments[0]) + leak + 2 * self.error(node.arguments[1]) * values.magnitude
+        self.errors[k] = self.error(node.arguments[0]) + leak + 2 * (self.error(node.arguments[1]) + slip) * values.magnitude
         shift = SOFT_MARGIN - r.low - factor / 2
         return score.plus(number(1.0), self.form(node.arguments[1]) + number(shift), factor)

@@ -167,6 +167,8 @@ class Selectors:
             return None
         keys, queries = inference.of(relation.keys), inference.of(relation.queries)
         if isinstance(keys, Finite) and isinstance(queries, Finite):
+            if not keys.values or not queries.values:
+                return None
             found = self._coded(keys, queries)
             gap, magnitude, whole = found[2]
             scale = 1.0 / gap**2
