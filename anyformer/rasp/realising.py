@@ -16,7 +16,7 @@ import numpy as np
 from anyformer.rasp.graph import Graph, Node
 from anyformer.rasp.operations import Undefined
 from anyformer.rasp.plan import Form, Plan, Score, number
-from anyformer.rasp.ranges import Real, constant_of, range_of
+from anyformer.rasp.ranges import DISCRETE, Real, constant_of, range_of
 from anyformer.rasp.selecting import Selectors
 from anyformer.rasp.smooth import Smooth
 from anyformer.rasp.tabulating import CannotCompile, Mode, Source, Tabulation
@@ -187,6 +187,10 @@ class Realisation:
         forms = [self.form(i) for i in a]
         ranges = [range_of(self.inference.of(i)) for i in a]
         errors = [self.error(i) for i in a]
+        if name in DISCRETE:
+            ranges = [self.inference.compared_range(i, a) for i in a]
+            if all(r.raw for r in ranges):
+                forms = [self._whole(i) for i in a]
         if name == "where":
             forms[0] = self.tabulated(a[0], {v: float(bool(v)) for v in self._set(a[0]).values}, f"whether {self.text(a[0])}")
         try:
@@ -194,6 +198,16 @@ class Realisation:
         except CannotCompile as reason:
             raise CannotCompile(f"{self.text(k)}: {reason}") from None
         return form
+
+    def _whole(self, k: int) -> Form:
+        """The form of an input, or of whole numbers without any rounding: embedded, or the sum of steps of a staircase."""
+        if not isinstance(self.inference.of(k), Finite) or self.graph.nodes[k].kind in ("tokens", "indices", "constant"):
+            return self.form(k)
+        table, found = self.inference.tables[k], self._set(k).code()
+        assert table is not None
+        levels = np.array([found.get(v, np.nan) if not isinstance(v, Unreachable) else np.nan for v in table.reshape(-1)])
+        sources = [self.source(s) for s in self.inference.supports[k]]
+        return self.tables.staircase(f"{self.text(k)}, rounded", sources, levels.reshape(table.shape))
 
     def _set(self, k: int) -> Finite:
         found = self.inference.finite_set(k)
@@ -205,6 +219,10 @@ class Realisation:
         assert node.relation is not None
         values, found, name = node.arguments[0], self.inference.of(k), self.text(k)
         score, head = self.selectors.score(node.relation), self.selectors.text(node.relation)
+        arguments = [self.inference.of(a) for a in node.arguments]
+        if any(isinstance(a, Finite) and not a.values for a in arguments):  # whatever is selected has no value
+            self.fault = self.fault + self.plan.attend(f"{name} averages no value", score.merged(), "hard", number(1.0), head)
+            return number(found.codes()[0].item() if isinstance(found, Finite) else float(node.value))
         if isinstance(found, Finite):
             code = found.code()
             column, default = self.tabulated(values, code, self.text(values)), code.get(node.value, found.codes()[0].item())
@@ -226,24 +244,13 @@ class Realisation:
             if isinstance(undefined, Finite) and undefined.undefined:
                 flag = self.missing(argument)
                 self.fault = self.fault + self.plan.attend(f"{name} averages no value", selected, "hard", flag, head)
-        if isinstance(found, Finite) and not found.numeric and not self._alike(node):
+        if isinstance(found, Finite) and not found.numeric and not self.inference.alike(node):
             code = {value: (c - default) ** 2 for value, c in found.code().items()}
             square = self.tabulated(values, code, f"{self.text(values)}, squared code")
             squares = self.plan.attend(f"{name}, squared code", score, kernel, square, head)
             product = self.plan.compute(f"{name}, square of the mean code", [("identity", mean, mean, 1.0)])
             self.fault = self.fault + squares - product
         return mean + number(default)
-
-    def _alike(self, node: Node) -> bool:
-        """Whether the values that a query selects are surely all the same."""
-        assert node.relation is not None
-        if self.inference.cardinality(node.relation)[0]:
-            return True
-        relation = self.graph.relations[node.relation]
-        values = node.arguments[0]
-        if relation.kind == "select" and relation.operation is not None and relation.operation.name == "eq":
-            return self.inference.supports[values] == self.inference.supports[relation.keys] == (relation.keys,)
-        return False
 
     def _best(self, k: int, node: Node, score: Score) -> Score:
         """Selected keys compete by their own score: factor * (selection) + score, with the factor above the range of the scores."""

@@ -64,9 +64,10 @@ class Tabulation:
                 return line[0] * sources[0].form + number(line[1])
             if sources[0].embedded:
                 return self.plan.embedded(name, np.nan_to_num(table), sources[0].embedded)
-        return self._staircase(name, sources, table)
+        return self.staircase(name, sources, table)
 
-    def _staircase(self, name: str, sources: list[Source], table: np.ndarray) -> Form:
+    def staircase(self, name: str, sources: list[Source], table: np.ndarray) -> Form:
+        """A function as steps over one linear form of its sources: whole numbers without rounding."""
         best: tuple[int, Form, list[tuple[float, float]], list[float]] | None = None
         for weights in _projections(sources, table):
             z = sum(w * s.codes.reshape(_axis(i, table.ndim)) for i, (w, s) in enumerate(zip(weights, sources, strict=True)))

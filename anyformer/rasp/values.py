@@ -101,19 +101,19 @@ class Inference:
             if self.never(node.relation):
                 return Finite((0,))
             return Finite(tuple(range(1 if always else 0, (1 if one else n) + 1)))
-        values = self.of(node.arguments[0])
+        values, alike = self.of(node.arguments[0]), self.alike(node)
         default = () if always else (node.value,)
         if isinstance(values, Finite):
             values = replace(values, undefined=None)  # selecting an undefined value is an error of the run
             if not values.values:
                 return finite((node.value,))
             numbers = [v for v in values.values if isinstance(v, (int, float))]
-            if 1 < len(numbers) < len(values.values) and not one:
+            if 1 < len(numbers) < len(values.values) and not alike:
                 self.problems.append(f"{self.text(k)}: {self.text(node.arguments[0])} mixes words and numbers, which have a mean")
                 return None
         if node.kind == "softmax":
             return self._soft(k, node, values)
-        if isinstance(values, Finite) and (one or not values.numeric or len(values.values) == 1):
+        if isinstance(values, Finite) and (alike or not values.numeric or len(values.values) == 1):
             return finite((*values.values, *default))
         if not all(isinstance(d, (int, float)) for d in default):
             self.problems.append(f"{self.text(k)}: the default {node.value!r} is no number, the values are")
@@ -122,6 +122,23 @@ class Inference:
             found = means(values, n)
             return finite((*found, *default)) if found is not None else hull(spaced(values, n), default)
         return hull(values if one else values.mean(n), default)
+
+    def alike(self, node: Node) -> bool:
+        """Whether the values that a query averages are surely all the same: those of one key, or of keys with one value."""
+        assert node.relation is not None
+        if self.cardinality(node.relation)[0]:
+            return True
+        if node.kind == "max" and self.graph.nodes[node.arguments[1]].kind == "indices":
+            return True
+        todo = [node.relation]
+        while todo:
+            relation = self.graph.relations[todo.pop()]
+            todo += relation.parts if relation.kind == "and" else ()
+            if relation.operation is not None and relation.kind == "select" and relation.operation.name == "eq":
+                keys = self.supports[relation.keys]
+                if keys == (relation.keys,) == self.supports[node.arguments[0]]:
+                    return True
+        return False
 
     def cardinality(self, r: int) -> tuple[bool, bool, bool]:
         """What is known of a relation: it selects at most one key, every position selects itself, every query selects some key."""
@@ -212,6 +229,8 @@ class Inference:
                 return
             ranges.append(range_of(found))
         name = node.operation.name
+        if name in DISCRETE:
+            ranges = [self.compared_range(a, arguments) for a in arguments]
         if name == "mul" and arguments[0] == arguments[1]:
             name, ranges = "pow", [ranges[0], Real(2.0, 2.0, 1)]  # a square is not negative
         result = real_operation(name, ranges)
@@ -223,6 +242,13 @@ class Inference:
             self._finish_source(k, Finite(tuple(range(int(result.low), int(result.high) + 1))))
         else:
             self.values[k] = result
+
+    def compared_range(self, k: int, arguments: tuple[int, ...]) -> Real:
+        """The range of one side of a comparison: whole numbers of a set beside an input are as exact as that (they are computed so)."""
+        found = self.of(k)
+        other = any(isinstance(self.of(a), Real) and self.of(a).raw for a in arguments)  # type: ignore[union-attr]
+        whole = isinstance(found, Finite) and all(float(v).is_integer() and abs(v) < 2**20 for v in found.values)
+        return replace(range_of(found), raw=True) if other and whole else range_of(found)
 
     def _finish_source(self, k: int, found: Finite) -> None:
         """A node whose values are a set but not a table: others take it as a source."""
