@@ -63,8 +63,7 @@ def last_reads(plan: Plan, outputs: Iterable[Form]) -> dict[int, float]:
 def prune(plan: Plan, outputs: list[Form]) -> None:
     """Drop heads and units that write nothing that is read."""
     before = -1
-    while before != len(plan.heads) + len(plan.units):
-        before = len(plan.heads) + len(plan.units)
+    while before != (before := sum(len(worker.writes) for worker in (*plan.heads, *plan.units))):
         last = last_reads(plan, outputs)
         for worker in (*plan.heads, *plan.units):
             for c in [c for c, weight in worker.writes.items() if last[c] <= worker.time or weight == 0]:

@@ -72,6 +72,11 @@ def count_prevs(condition: Any) -> Sequence:
     return selector_width(holding(condition) & before)
 
 
+def first_instance(condition: Any) -> Sequence:
+    """True at the first position at which a condition holds, else False. 1 layer."""
+    return lift(condition) & (count_prevs(condition) == 1)
+
+
 def frac_prevs(condition: Any) -> Sequence:
     """The fraction of the positions at or before the own one at which a condition holds. 1 layer."""
     return aggregate(before, condition)

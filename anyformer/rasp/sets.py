@@ -30,8 +30,8 @@ UNREACHABLE = Unreachable()
 class Reals:
     """Tokens that are real numbers in [low, high], as float64."""
 
-    low: float
-    high: float
+    low: float | int
+    high: float | int
 
     def __post_init__(self) -> None:
         numbers = all(isinstance(x, (int, float)) and math.isfinite(x) for x in (self.low, self.high))
