@@ -45,7 +45,7 @@ def last_reads(plan: Plan, outputs: Iterable[Form]) -> dict[int, float]:
     """When each coordinate is read last; infinity for those of the output, and its own time for one that nobody reads."""
     last: dict[int, float] = {c: coordinate.time for c, coordinate in enumerate(plan.coordinates)}
 
-    def read(form: Form | None, time: float) -> None:
+    def read(form: Form | None, time: float | int) -> None:
         for c, _ in () if form is None else form.terms:
             last[c] = max(last[c], time)
 

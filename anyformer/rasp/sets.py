@@ -76,7 +76,7 @@ def finite(values: Iterable[Value]) -> Finite:
     return Finite(tuple(ordered), undefined)
 
 
-def means(values: Finite, n: int) -> list[float] | None:
+def means(values: Finite, n: int) -> list[float | int] | None:
     """All averages of 1 to n numbers of a set, or None where there are more than :data:`SET`.
 
     With D a common denominator the sums of k values are among the multiples of 1/D between k min and k max.
