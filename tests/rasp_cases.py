@@ -201,13 +201,13 @@ case("input beside a count", where(tokens < length, 1, 0), Reals(0, 4), 4, [1, 2
      refused={"standard": "a jump at any real number is no ReLU table"})
 
 # --- real numbers --------------------------------------------------------------------------------------------------------
-near = {"standard": "1/x near 0 has no ReLU table"}
+near = {"standard": "a jump from 0 to 1/least is no ReLU table"}
 case("max over the past", maximum(before, tokens), (-2, 1, 3), 5, [-2, 1, -2, 3], [-2, 1, 1, 3])
 case("softmax head", soft_aggregate(full, indices * 0, tokens), Reals(0, 3), 4, [0, 1, 2], 1)
 case("product of sums", L.total(tokens) * L.running_sum(tokens), Reals(-1, 2), 4, [1, 2, -1], [2, 6, 4])
 case("quotient", tokens / (1 + tokens * tokens), Reals(-2, 2), 3, [-2, 0, 1], [-0.4, 0, 0.5])
 case("abs, relu, max", apply("max", abs(tokens), OPERATIONS["relu"](3)), Reals(-9, 9), 3, [-5, 1, 9], [5, 3, 9])
-case("1/x or 0", apply("reciprocal_or_zero", tokens), Reals(-2, 2), 3, [0.5, 0, -2], [2, 0, -0.5], refused=near)
+case("1/x or 0", apply("reciprocal_or_zero", tokens, 1e-3), Reals(-2, 2), 3, [0.5, 0, -2], [2, 0, -0.5], refused=near)
 case("power", tokens**3, Reals(-2, 2), 3, [-2, 0.5, 1], [-8, 0.125, 1])
 case("where of reals", where(tokens > 0.5, tokens * 2, -tokens), Reals(0, 1), 3, [0.25, 0.5, 0.75], [-0.25, -0.5, 1.5],
      refused={"standard": "a jump at any real number is no ReLU table"})

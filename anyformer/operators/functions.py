@@ -26,8 +26,8 @@ def _gelu_tanh(z: Any) -> Any:
 
 
 def _reciprocal_or_zero(z: Any) -> Any:
-    nonzero = (z > 0) | (z < 0)
-    return P.select(1.0 / (z + P.select(z * 0.0 + 1.0, ~nonzero, 0.0)), nonzero, 0.0)
+    far = (z >= 1) | (z <= -1)
+    return P.select(1.0 / P.select(z, far, 1.0), far, 0.0)
 
 
 def _elu_plus_one(z: Any) -> Any:
@@ -52,7 +52,8 @@ FUNCTIONS: dict[str, ScalarFunction] = {
     "square": lambda z: z * z,
     "step": lambda z: P.select(z * 0.0 + 1.0, z > 0, 0.0),
 }
-"""``step`` is 1 for z > 0 and 0 otherwise; ``reciprocal_or_zero`` is 1/z, and 0 at z = 0; ``gelu`` is the exact one (erf), ``gelu_tanh`` its usual approximation."""
+"""``step`` is 1 for z > 0 and 0 otherwise; ``reciprocal_or_zero`` is 1/z for |z| >= 1 and 0 nearer to 0; ``gelu`` is the exact one (erf),
+``gelu_tanh`` its usual approximation."""
 
 
 POSITIVE = frozenset({"exp", "sigmoid", "elu_plus_one"})

@@ -18,6 +18,7 @@ from anyformer.rasp.sequences import Selector as Selector
 from anyformer.rasp.sequences import Sequence as Sequence
 from anyformer.rasp.sequences import aggregate as aggregate
 from anyformer.rasp.sequences import apply as apply
+from anyformer.rasp.sequences import assume as assume
 from anyformer.rasp.sequences import full as full
 from anyformer.rasp.sequences import indices as indices
 from anyformer.rasp.sequences import length as length

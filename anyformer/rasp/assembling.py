@@ -17,10 +17,13 @@ from anyformer.network import Branch, Network, Stage
 from anyformer.operators import Attention, AverageHard, Bidirectional, Causal, Gate, Identity, Mask, Offsets, Softmax
 from anyformer.rasp.plan import Form, Head, Plan, Unit, number
 
+BANK = 8
+"""The largest number of heads whose (n, n) patterns are held at once."""
+
 
 @dataclass(frozen=True)
 class Stream:
-    """Where coordinates live: ``place[c]``, the ``width`` (the constant feature, the last, included), and what is erased when: {time: places}."""
+    """Where coordinates live: ``place[c]``, the ``width`` (with the constant feature, the last), and what is erased when: {time: places}."""
 
     place: dict[int, int]
     width: int
@@ -41,9 +44,9 @@ class Stream:
         return torch.stack([self.column(form, dtype) for form in forms], 1)
 
 
-def last_reads(plan: Plan, outputs: Iterable[Form]) -> dict[int, float]:
+def last_reads(plan: Plan, outputs: Iterable[Form]) -> dict[int, float | int]:
     """When each coordinate is read last; infinity for those of the output, and its own time for one that nobody reads."""
-    last: dict[int, float] = {c: coordinate.time for c, coordinate in enumerate(plan.coordinates)}
+    last: dict[int, float | int] = {c: coordinate.time for c, coordinate in enumerate(plan.coordinates)}
 
     def read(form: Form | None, time: float | int) -> None:
         for c, _ in () if form is None else form.terms:
@@ -76,7 +79,7 @@ def allocate(plan: Plan, outputs: Iterable[Form]) -> Stream:
     """Places for all coordinates, first come first served; a free one is erased at the feed-forward time that follows its last read."""
     last = last_reads(plan, outputs)
     place: dict[int, int] = {}
-    living: list[tuple[float, int]] = []  # of each place: last read, and when it was written
+    living: list[tuple[float | int, int]] = []  # of each place: last read, and when it was written
     erased: dict[int, list[int]] = defaultdict(list)
     names: list[list[str]] = []
     needed = [c for c, coordinate in enumerate(plan.coordinates) if last[c] > coordinate.time]
@@ -87,7 +90,7 @@ def allocate(plan: Plan, outputs: Iterable[Form]) -> Stream:
                 continue
             free = max(int(read) + int(read) % 2, 2)
             free += 2 if free == written else 0
-            if free <= time:
+            if free < time:  # not together: old + new - old would round the new number
                 erased[free].append(p)
                 break
         else:
@@ -144,11 +147,12 @@ def mask_of(offsets: Any, causal: bool) -> Mask:
 
 def _attention(heads: list[Head], stream: Stream, dtype: torch.dtype, causal: bool, softmax: float | None) -> Stage:
     """Banks of heads with one mask and kernel; shorter scores and fewer values are padded with zeros."""
-    banks: dict[tuple[Mask, str], list[Head]] = defaultdict(list)
+    alike: dict[tuple[Mask, str], list[Head]] = defaultdict(list)
     for head in heads:
-        banks[mask_of(head.score.offsets, causal), head.kernel].append(head)
+        alike[mask_of(head.score.offsets, causal), head.kernel].append(head)
+    banks = [(*kind, found[i : i + BANK]) for kind, found in alike.items() for i in range(0, len(found), BANK)]
     branches = [_residual(stream.width)]
-    for (mask, kernel), bank in banks.items():
+    for mask, kernel, bank in banks:
         dim = max(1, *(len(h.score.pairs) for h in bank)) if bank else 1
         rank = max(len(h.writes) for h in bank)
         probes = torch.zeros(stream.width, len(bank), 2 * dim, dtype=dtype)

@@ -64,6 +64,8 @@ class CompiledProgram:
     mode: str = "analytic"
     error: float = 0.0
     causal: bool = False
+    notes: tuple[str, ...] = ()
+    """Where the network is right up to the tie width of average-hard attention only."""
     seconds: float = 0.0
     _ids: dict[Any, int] = field(default_factory=dict, repr=False)
 

@@ -101,6 +101,7 @@ def compile(
         mode=mode,
         error=realisation.error(root),
         causal=causal != "no",
+        notes=tuple(dict.fromkeys(realisation.notes)),
         seconds=time.perf_counter() - began,
     )
     if check:

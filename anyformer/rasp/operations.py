@@ -84,13 +84,19 @@ def _ordered(function: Callable[[Value, Value], bool]) -> Callable[[Value, Value
     return compare
 
 
-def round_half_away(x: float) -> int:
+def round_half_away(x: float | int) -> int:
     """The nearest integer; a half goes away from zero."""
     return math.floor(x + 0.5) if x >= 0 else -math.floor(-x + 0.5)
 
 
-def _reciprocal_or_zero(x: float) -> float:
-    return 1.0 / x if x != 0 else 0.0
+def _reciprocal_or_zero(x: float | int, least: float | int) -> float:
+    return 1.0 / x if abs(x) >= least else 0.0
+
+
+def _assume(x: Value, low: float | int, high: float | int) -> Value:
+    if not low <= x <= high:
+        raise ValueError(f"it was assumed to lie in [{low:g}, {high:g}]")
+    return x
 
 
 OPERATIONS: dict[str, Operation] = {
@@ -114,7 +120,9 @@ OPERATIONS: dict[str, Operation] = {
         Operation("exp", _numbers(math.exp)),
         Operation("log", _numbers(math.log)),
         Operation("sqrt", _numbers(math.sqrt)),
+        Operation("rsqrt", _numbers(lambda x: 1 / math.sqrt(x))),
         Operation("reciprocal_or_zero", _numbers(_reciprocal_or_zero)),
+        Operation("assume", _numbers(_assume)),
         Operation("eq", lambda x, y: bool(x == y), "({0} == {1})"),
         Operation("ne", lambda x, y: bool(x != y), "({0} != {1})"),
         Operation("lt", _ordered(lambda x, y: x < y), "({0} < {1})"),
@@ -129,7 +137,7 @@ OPERATIONS: dict[str, Operation] = {
         Operation("true", lambda x, y: True),
     )
 }
-"""``reciprocal_or_zero`` is 1/x, and 0 at 0; ``true`` is the predicate of the selector that selects everything."""
+"""``reciprocal_or_zero(x, least)`` is 1/x where |x| >= least, else 0; ``assume`` is its first argument, which must lie between the others; ``true`` is the predicate of the selector that selects everything."""
 
 NAMES_OF_LITERALS = {"true": True, "false": False}
 

@@ -103,13 +103,11 @@ def _div(x: Real, y: Real) -> Real | str:
     return inverse if isinstance(inverse, str) else _mul(x, inverse)
 
 
-def _reciprocal_or_zero(y: Real) -> Real | str:
-    if y.low < 0 < y.high or y.low == 0 or y.high == 0:
-        if y.denominator is None and not y.raw:
-            return f"its argument may come as near to 0 as it likes (in [{y.low:g}, {y.high:g}])"
-        bound = float(y.denominator or 1e300)
-        return Real(-bound if y.low < 0 else 0.0, bound if y.high > 0 else 0.0)
-    return _reciprocal(y)
+def _reciprocal_or_zero(x: Real, least: Real) -> Real | str:
+    bound = constant_of(least)
+    if bound is None or bound <= 0:
+        return "reciprocal_or_zero needs a constant least > 0"
+    return Real(-1 / bound if x.low < 0 else 0.0, 1 / bound if x.high > 0 else 0.0)
 
 
 def _pow(x: Real, y: Real) -> Real | str:
@@ -138,6 +136,12 @@ def _monotone(
     return rule
 
 
+def _rsqrt(x: Real) -> Real | str:
+    if x.low <= 0:
+        return f"its argument lies in [{x.low:g}, {x.high:g}], it must be above 0"
+    return Real(1 / math.sqrt(x.high), 1 / math.sqrt(x.low))
+
+
 def _abs(x: Real) -> Real:
     low = 0.0 if x.low <= 0 <= x.high else min(abs(x.low), abs(x.high))
     return Real(low, x.magnitude, x.denominator, x.raw)
@@ -157,6 +161,13 @@ def _min(x: Real, y: Real) -> Real:
 
 def _wider(x: Real, y: Real) -> int | None:
     return None if x.denominator is None or y.denominator is None else max(x.denominator, y.denominator)
+
+
+def _assume(x: Real, low: Real, high: Real) -> Real | str:
+    inside = Real(max(x.low, low.low), min(x.high, high.high), x.denominator, x.raw)
+    return (
+        inside if inside.low <= inside.high else f"it is assumed to lie where it never does, its range is [{x.low:g}, {x.high:g}]"
+    )
 
 
 def _where(c: Real, x: Real, y: Real) -> Real:
@@ -200,11 +211,13 @@ RULES: dict[str, Callable[..., Real | str]] = {
     "exp": _monotone(math.exp),
     "log": _monotone(math.log, 0.0, open_end=True),
     "sqrt": _monotone(math.sqrt, 0.0),
+    "rsqrt": _rsqrt,
     "abs": _abs,
     "relu": _relu,
     "max": _max,
     "min": _min,
     "where": _where,
+    "assume": _assume,
     "eq": _compared,
     "ne": _compared,
     "lt": _compared,

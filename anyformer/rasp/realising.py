@@ -47,6 +47,7 @@ class Realisation:
         self.selectors = Selectors(self)
         self.fault = number(0.0)
         self.errors: dict[int, float] = {}
+        self.notes: list[str] = []
         self._forms: dict[int, Form] = {}
         self._sources: dict[int, Source] = {}
         self._faulty: set[int] = set()
@@ -156,6 +157,8 @@ class Realisation:
         if name == "neg":
             self.errors[k] = self.error(a[0])
             return -1.0 * self.form(a[0])
+        if name == "assume":
+            return self._assumed(k, a[0], *(range_of(s) for s in sets))
         for i, other in ((0, 1), (1, 0)):
             factor = constants[i] if name == "mul" else None
             if factor is not None:
@@ -176,6 +179,17 @@ class Realisation:
             return None
         return self._real(k, node)
 
+    def _assumed(self, k: int, a: int, inside: Real, low: Real, high: Real) -> Form:
+        """The argument itself; where it leaves the interval by more than its error, the fault does not stay 0."""
+        form, self.errors[k] = self.form(a), self.error(a)
+        below, above = number(low.low - self.errors[k]) - form, form - number(high.high + self.errors[k])
+        sides = [
+            ("relu", side, None, 1.0) for side, out in ((below, inside.low < low.low), (above, inside.high > high.high)) if out
+        ]
+        if sides:
+            self.fault = self.fault + self.plan.compute(f"{self.text(k)} is not where it was assumed", sides)
+        return form
+
     def _times(self, k: int, factor: float, a: int) -> Form:
         self.errors[k] = abs(factor) * self.error(a)
         return factor * self.form(a)
@@ -191,6 +205,13 @@ class Realisation:
             ranges = [self.inference.compared_range(i, a) for i in a]
             if all(r.raw for r in ranges):
                 forms = [self._whole(i) for i in a]
+        if name == "mul" and not any(errors):
+            for i, other in ((0, 1), (1, 0)):
+                inner = self.graph.nodes[a[i]]
+                if inner.kind == "elementwise" and inner.operation and self.inference.supports[a[i]] == (a[i],):
+                    fused = self.smooth.fused(inner.operation.name, self.text(k), self.form(inner.arguments[0]), forms[other])
+                    if fused is not None:
+                        return fused
         if name == "where":
             forms[0] = self.tabulated(a[0], {v: float(bool(v)) for v in self._set(a[0]).values}, f"whether {self.text(a[0])}")
         try:
@@ -267,7 +288,7 @@ class Realisation:
         elif node.arguments[0] != node.arguments[1]:
             raise CannotCompile(f"{self.text(k)}: real scores may be nearly equal; only their maximum itself is safe")
         else:
-            self.errors[k] = least
+            self.notes.append(f"{self.text(k)} averages scores within {least / 10:.2g} of the best")
         return score.plus(number(1.0), self.form(node.arguments[1]), factor)
 
     def _soft(self, k: int, node: Node, score: Score) -> Score:

@@ -25,7 +25,10 @@ if TYPE_CHECKING:
     from anyformer.rasp.realising import Realisation
 
 PAIRS = 2**16
-"""The largest number of (key, query) combinations of values that one predicate is tabulated on (of positions alone: 16 times that)."""
+"""The largest number of (key, query) combinations of values that one predicate is tabulated on."""
+
+POSITIONS = 2**24
+"""The same for predicates of positions alone."""
 
 CLASSES = 2**10
 """The largest number of products of one head."""
@@ -100,6 +103,8 @@ class Selectors:
             self._of.inference.tables[side] is None for leaf in self._leaves(r) for side in (leaf.keys, leaf.queries)
         ):
             return None
+        if n * n > POSITIONS:
+            return None
         matrix = np.broadcast_to(self._table(r, keys, queries), (n if keys else 1, n if queries else 1))
         matrix = np.broadcast_to(matrix, (n, n)) ^ negated
         if not np.array_equal(matrix[1:, 1:], matrix[:-1, :-1]):
@@ -111,9 +116,9 @@ class Selectors:
         inference = self._of.inference
         sizes = [math.prod(len(inference.values[s].values) for s in side) for side in (keys, queries)]  # type: ignore[union-attr]
         places = all(self._of.graph.nodes[s].kind == "indices" for s in (*keys, *queries))
-        if sizes[0] * sizes[1] > (16 * PAIRS if places else PAIRS):
+        if sizes[0] * sizes[1] > (POSITIONS if places else PAIRS):
             raise CannotCompile(
-                f"its value set explodes: {sizes[0]:,} x {sizes[1]:,} combinations of keys and queries, at most {PAIRS:,}"
+                f"its value set explodes: {sizes[0]:,} x {sizes[1]:,} combinations of keys and queries, at most {POSITIONS if places else PAIRS:,}"
             )
         return np.broadcast_to(self._evaluated(r, keys, queries), (sizes[0], sizes[1]))
 

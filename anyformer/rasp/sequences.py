@@ -277,6 +277,11 @@ def where(condition: Any, then: Any, otherwise: Any) -> Sequence:
     return Elementwise(OPERATIONS["where"], (lift(condition), lift(then), lift(otherwise)))
 
 
+def assume(values: Any, low: float, high: float) -> Sequence:
+    """``values``, which are known to lie in [low, high]: the compiler may use it, and an input on which they do not is an error of the run."""
+    return Elementwise(OPERATIONS["assume"], (lift(values), lift(low), lift(high)))
+
+
 def apply(function: Callable[..., Value] | str, *arguments: Any) -> Sequence:
     """A function of several values at the same position."""
     return Elementwise(operation(function), tuple(map(lift, arguments)))

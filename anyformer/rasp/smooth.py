@@ -37,6 +37,7 @@ CURVES = {
     "exp": Curve(math.exp, math.exp, math.exp),
     "log": Curve(math.log, lambda x: 1 / x, lambda x: -1 / x**2),
     "sqrt": Curve(math.sqrt, lambda x: 0.5 / math.sqrt(x) if x else math.inf, lambda x: -0.25 * x**-1.5 if x else -math.inf),
+    "rsqrt": Curve(lambda x: x**-0.5, lambda x: -0.5 * x**-1.5, lambda x: 0.75 * x**-2.5),
     "reciprocal": Curve(lambda x: 1 / x, lambda x: -1 / x**2, lambda x: 2 / x**3),
     "square": Curve(lambda x: x * x, lambda x: 2 * x, lambda _: 2.0),
 }
@@ -71,9 +72,15 @@ class Smooth:
             return self._rounded(name, text, x[0], r[0], e[0], tables), 0.0
         if name in ("eq", "ne", "lt", "le", "gt", "ge"):
             return self._compared(name, text, x, r, e, tables), 0.0
-        if name == "reciprocal_or_zero" and r[0].low <= 0 <= r[0].high:
-            return self._reciprocal_or_zero(text, x[0]), 0.0
-        return self._function(name.replace("reciprocal_or_zero", "reciprocal"), text, x[0], r[0], e[0])
+        if name == "reciprocal_or_zero":
+            return self._reciprocal_or_zero(text, x[0], r[1].low, e[0])
+        return self._function(name, text, x[0], r[0], e[0])
+
+    def fused(self, name: str, text: str, x: Form, y: Form) -> Form | None:
+        """``f(x) y`` in one unit, where f is a unit by itself; else None."""
+        if name == "relu" or (name in CURVES and self.mode == "analytic"):
+            return self.plan.compute(text, [(name, x, y, 1.0)])
+        return None
 
     def _product(self, text: str, x: Form, y: Form) -> Form:
         return self.plan.compute(text, [("identity", x, y, 1.0)])
@@ -156,10 +163,11 @@ class Smooth:
         }[name]
         return self.plan.compute(text, parts) + number(base)
 
-    def _reciprocal_or_zero(self, text: str, x: Form) -> Form:
+    def _reciprocal_or_zero(self, text: str, x: Form, least: float, error: float) -> tuple[Form, float]:
         if self.mode == "standard":
-            raise CannotCompile("1/x near 0 has no ReLU table; use analytic mode")
-        return self.plan.compute(text, [("reciprocal_or_zero", x, None, 1.0)])
+            raise CannotCompile("a jump from 0 to 1/least is no ReLU table; use analytic mode")
+        form = self.plan.compute(text, [("reciprocal_or_zero", (1 / least) * x, None, 1 / least)])
+        return form, error / least**2
 
     def _function(self, name: str, text: str, x: Form, r: Real, error: float) -> tuple[Form, float]:
         """exp, log, sqrt, 1/x: a unit with that function, or its table."""
@@ -168,7 +176,7 @@ class Smooth:
             steepest = max(abs(curve.slope(r.low)), abs(curve.slope(r.high))) if error else 0.0
             return self.plan.compute(text, [(name, x, None, 1.0)]), error * steepest
         low, high = r.low - error, r.high + error
-        if name in ("log", "reciprocal", "sqrt") and low <= 0 < high:
+        if name in ("log", "reciprocal", "rsqrt", "sqrt") and low <= 0 < high:
             raise CannotCompile(f"its argument may come as near to 0 as {low:.2g}; no table holds that")
         knots = _knots(curve, low, high, self.tolerance)
         parts: list[Part] = []

@@ -1,0 +1,296 @@
+"""The linear algebra of sequences and the universal simulator of attention, against NumPy and torch's own attention in float64."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from anyformer import rasp
+from anyformer.errors import AnyformerError
+from anyformer.rasp import Reals, interpret
+from anyformer.rasp.encoding import Layer, described, reference
+from anyformer.rasp.linear_algebra import (
+    Matrix,
+    cofactors,
+    determinant,
+    group_sort,
+    inverse,
+    layer_norm,
+    product,
+    product_of_columns_and_rows,
+    relu,
+    softmax_rows,
+    transpose,
+)
+from anyformer.rasp.simulator import AttentionSimulator
+
+T = rasp.tokens
+
+
+def both(sequence, numbers, count, low=-60.0, high=60.0, **options):
+    """The first ``count`` outputs of the network, after the interpreter is seen to agree."""
+    compiled = rasp.compile(sequence, Reals(low, high), len(numbers), **options)
+    numbers = [float(x) for x in numbers]
+    found, meant = np.array(compiled(numbers)), np.array(interpret(sequence, numbers))
+    np.testing.assert_allclose(found, meant, rtol=1e-10, atol=1e-10 + compiled.error)
+    return found[:count], compiled
+
+
+def rows_softmax(x):
+    e = np.exp(x - x.max(1, keepdims=True))
+    return e / e.sum(1, keepdims=True)
+
+
+def test_vectors_of_transpose_product_and_inverse():
+    assert both(transpose(Matrix(T, 3, 3)).values, range(1, 10), 9)[0].tolist() == [1, 4, 7, 2, 5, 8, 3, 6, 9]
+    assert both(transpose(Matrix(T, 3, 2)).values, range(1, 7), 6)[0].tolist() == [1, 3, 5, 2, 4, 6]
+    entries = [*range(1, 7), *range(1, 9)]
+    for multiply in (product, product_of_columns_and_rows):
+        found, _ = both(multiply(Matrix(T, 3, 2), Matrix(T, 2, 4, 6)).values, entries, 12)
+        np.testing.assert_allclose(found, [11, 14, 17, 20, 23, 30, 37, 44, 35, 46, 57, 68], rtol=1e-13)
+    entries = [*range(1, 7), *range(1, 7)]
+    found, _ = both(product(Matrix(T, 3, 2), Matrix(T, 2, 3, 6)).values, entries, 9)
+    np.testing.assert_allclose(found, [9, 12, 15, 19, 26, 33, 29, 40, 51], rtol=1e-13)
+    m = [7, 8, 12, 10, 11, 9, 2, 4, 21]
+    np.testing.assert_allclose(both(cofactors(Matrix(T, 3, 3)).values, m, 9)[0], [195, -192, 18, -120, 123, -12, -60, 57, -3])
+    np.testing.assert_allclose(both(determinant(Matrix(T, 3, 3)), m, 9)[0], [45] * 9)
+    found, compiled = both(inverse(Matrix(T, 3, 3)).values, m, 9)
+    np.testing.assert_allclose(found.reshape(3, 3), np.linalg.inv(np.reshape(m, (3, 3))), rtol=1e-12)
+    assert compiled.layers <= 5  # the published program has 5
+
+
+def test_a_singular_matrix_has_the_inverse_zero():
+    assert both(inverse(Matrix(T, 3, 3)).values, range(9), 9)[0].tolist() == [0] * 9
+
+
+def test_group_sort_of_any_length():
+    numbers = [14, 18, 3, 12, 6, 20, 7, 17, 13, 9]
+    found, compiled = both(group_sort(T), numbers, 10)
+    assert found.tolist() == [18, 14, 12, 3, 20, 6, 17, 7, 13, 9]
+    assert (compiled.layers, compiled.heads) == (1, (1,))
+    for n in (1, 2, 3, 7):
+        wanted = [y for i in range(0, n, 2) for y in sorted(numbers[i : min(i + 2, n)], reverse=True)]
+        assert compiled([float(x) for x in numbers[:n]]) == wanted
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 1), (1, 3, 2), (2, 1, 4), (3, 4, 5), (5, 2, 3)])
+@pytest.mark.parametrize("multiply", [product, product_of_columns_and_rows])
+def test_products_of_any_shape(shape, multiply):
+    r, k, c = shape
+    rng = np.random.default_rng(r + 10 * k + 100 * c)
+    a, b = rng.normal(size=(r, k)), rng.normal(size=(k, c))
+    numbers = [*a.flat, *b.flat] + [0.0] * max(0, r * c - r * k - k * c)
+    found, compiled = both(multiply(Matrix(T, r, k), Matrix(T, k, c, r * k)).values, numbers, r * c)
+    np.testing.assert_allclose(found.reshape(r, c), a @ b, rtol=1e-12, atol=1e-13)
+    if multiply is product:
+        assert compiled.layers == 1
+        transposed, _ = both(
+            product(Matrix(T, r, k), Matrix(T, c, k, r * k), transposed=True).values,
+            [*a.flat, *b.T.flat] + numbers[r * k + k * c :],
+            r * c,
+        )
+        np.testing.assert_allclose(transposed.reshape(r, c), a @ b, rtol=1e-12, atol=1e-13)
+    else:
+        assert compiled.heads == (r + c, r * c) or 1 in shape
+
+
+@pytest.mark.parametrize("options", [{}, {"head_per_row": True}, {"subtract_maximum": False}])
+@pytest.mark.parametrize("causal", [False, True])
+def test_softmax_of_rows(options, causal):
+    rng = np.random.default_rng(3)
+    x = rng.normal(size=(4, 4)) * 8
+
+    def kept(i, j):
+        return j <= i or not causal
+
+    mask = np.array([[kept(i, j) for j in range(4)] for i in range(4)])
+    found, _ = both(softmax_rows(Matrix(T, 4, 4), kept=kept, **options).values, [*x.flat, 5.0, -7.0], 18)
+    np.testing.assert_allclose(found[:16].reshape(4, 4), rows_softmax(np.where(mask, x, -np.inf)), rtol=1e-12, atol=1e-14)
+    assert found[16:].tolist() == [0, 0]
+
+
+def test_softmax_of_logits_of_a_thousand():
+    x = np.array([[1000.0, 999.0, -1000.0], [-1000.0, -1000.5, -999.0], [0.0, 1000.0, 1000.0]])
+    found, _ = both(softmax_rows(Matrix(T, 3, 3)).values, [*x.flat], 9, -1001, 1001)
+    np.testing.assert_allclose(found.reshape(3, 3), rows_softmax(x), rtol=1e-12, atol=1e-300)
+
+
+def test_softmax_of_rows_in_standard_mode_keeps_its_bound():
+    x = np.random.default_rng(0).normal(size=(2, 3))
+    program = softmax_rows(Matrix(T, 2, 3)).values
+    compiled = rasp.compile(program, Reals(-4, 4), 6, mode="standard", tolerance=1e-5)
+    error = np.abs(np.array(compiled(list(x.flat))) - rows_softmax(x).ravel()).max()
+    assert 0 < error <= compiled.error < 0.05
+    finer = rasp.compile(program, Reals(-4, 4), 6, mode="standard", tolerance=1e-7)
+    assert finer.error < compiled.error / 50
+
+
+def test_relu_and_layer_norm():
+    rng = np.random.default_rng(5)
+    x, g, b = rng.normal(size=(3, 4)), rng.normal(size=4), rng.normal(size=4)
+    assert np.array_equal(both(relu(Matrix(T, 3, 4)).values, x.flat, 12)[0], np.maximum(x, 0).ravel())
+    program = layer_norm(Matrix(T, 3, 4), Matrix(T, 1, 4, 12), Matrix(T, 1, 4, 16), 1e-5).values
+    wanted = torch.nn.functional.layer_norm(torch.tensor(x), (4,), torch.tensor(g), torch.tensor(b), 1e-5)
+    np.testing.assert_allclose(both(program, [*x.flat, *g, *b], 12)[0].reshape(3, 4), wanted, rtol=1e-10, atol=1e-12)
+
+
+def test_matrices_that_do_not_fit():
+    with pytest.raises(AnyformerError, match="left matrix has 3 columns, the right one 2 rows"):
+        product(Matrix(T, 2, 3), Matrix(T, 2, 2))
+    with pytest.raises(AnyformerError, match="3 x 3 matrices, got 2 x 2"):
+        cofactors(Matrix(T, 2, 2))
+
+
+def draw(layer, seed=0, scale=0.6):
+    """Random matrices of a class."""
+    g = torch.Generator().manual_seed(seed)
+    return {
+        name: scale * torch.randn(*shape, generator=g, dtype=torch.float64)
+        for name, shape in layer.matrices.items()
+        if name != "valid"
+    }
+
+
+LAYERS = [
+    Layer(1, 1, 1),
+    Layer(3, 3, 3),
+    Layer(5, 4, 3, 2),
+    Layer(7, 3, 2),  # n > 2d: spare tokens
+    Layer(2, 5, 6, scaled=True),
+    Layer(4, 3, 2, 2, causal=True, scaled=True),
+    Layer(3, 2, 2, 1, 4, "separate"),
+    Layer(3, 4, 2, 2, 3, "separate", biases=True, output=True, causal=True),
+    Layer(3, 3, 3, residual=True, feed_forward=4),
+    Layer(3, 4, 2, 2, 2, "separate", output=True, residual=True),
+]
+
+
+@pytest.mark.parametrize("version", ["compact", "soft", "paper"])
+@pytest.mark.parametrize("layer", LAYERS, ids=lambda layer: f"{layer.n}-{layer.d}-{layer.d_v}-{layer.heads}-{layer.projections}")
+def test_simulates_torch_attention(layer, version):
+    simulator = AttentionSimulator.for_layer(layer, version)
+    inputs = [draw(layer, seed, scale) for seed, scale in ((0, 0.6), (1, 2.0))]
+    found = simulator.batch(inputs)
+    for out, matrices in zip(found, inputs, strict=True):
+        torch.testing.assert_close(out, reference(layer, matrices), rtol=1e-10, atol=1e-10)
+    if version == "compact" and not layer.output and not layer.feed_forward:
+        assert simulator.compiled.layers == 4
+    if version == "soft" and not layer.output and not layer.feed_forward:
+        assert simulator.compiled.layers == 3
+
+
+def test_depth_does_not_grow_with_n():
+    sizes = [AttentionSimulator.for_layer(Layer(n, 2, 2), "compact").compiled for n in (2, 4, 8)]
+    assert {c.layers for c in sizes} == {4}
+    assert len({c.heads for c in sizes[1:]}) == 1
+
+
+def test_heads_of_the_papers_version():
+    """H(r + c) and H r c heads in the products, one softmax head a row and simulated head."""
+    layer = Layer(4, 3, 3, 2)
+    compiled = AttentionSimulator.for_layer(layer, "paper").compiled
+    n, d, v, heads = 4, 3, 3, 2
+    assert sum(compiled.heads) <= heads * ((n + d) + n * d + (n + n) + n * n + (n + v) + n * v + (n + v) + n * v + 2 * n) + 1
+
+
+@pytest.mark.parametrize("version", ["compact", "soft", "paper"])
+@pytest.mark.parametrize("logit", [1000.0, -1000.0])
+def test_logits_of_a_thousand(version, logit):
+    layer = Layer(3, 2, 2)
+    x = torch.tensor([[1.0, 0.5], [0.9, -0.2], [0.2, 0.8]], dtype=torch.float64)
+    a = torch.tensor([[logit, 3.0], [-2.0, 0.3 * logit]], dtype=torch.float64)
+    matrices = {"X": x, "A0": a, "V0": torch.eye(2, dtype=torch.float64)}
+    simulator = AttentionSimulator.for_layer(layer, version, bound=1000.0)
+    torch.testing.assert_close(simulator(matrices), reference(layer, matrices), rtol=1e-9, atol=1e-10)
+
+
+def test_a_logit_beyond_its_bound_is_an_error_not_an_answer():
+    layer = Layer(2, 1, 1)
+    simulator = AttentionSimulator.for_layer(layer, logits=5.0)
+    matrices = {"X": torch.tensor([[3.0], [1.0]]), "A0": torch.tensor([[1.0]]), "V0": torch.tensor([[1.0]])}
+    with pytest.raises(AnyformerError, match="has no value on this input"):
+        simulator(matrices)
+
+
+@pytest.mark.parametrize("version", ["compact", "soft", "paper"])
+def test_a_smaller_layer_runs_on_a_larger_simulator(version):
+    large, small = Layer(5, 4, 3, 2, padding=True), Layer(3, 2, 2, 2)
+    matrices = draw(small)
+    found = AttentionSimulator.for_layer(large, version)(matrices)
+    torch.testing.assert_close(found[:3, :2], reference(small, matrices), rtol=1e-10, atol=1e-10)
+    assert found[:3, 2].abs().max() < 1e-10
+
+
+@pytest.mark.parametrize("version", ["compact", "soft"])
+@pytest.mark.parametrize("causal", [False, True])
+def test_simulates_multi_head_attention(version, causal):
+    torch.manual_seed(0)
+    module = nn.MultiheadAttention(6, 2, batch_first=True, dtype=torch.float64)
+    nn.init.normal_(module.in_proj_bias)
+    x = torch.randn(4, 6, dtype=torch.float64)
+    layer, matrices = described(module, x, causal=causal)
+    mask = nn.Transformer.generate_square_subsequent_mask(4, dtype=torch.float64) if causal else None
+    wanted = module(x[None], x[None], x[None], attn_mask=mask)[0][0]
+    torch.testing.assert_close(AttentionSimulator.for_layer(layer, version)(matrices), wanted.detach(), rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("norm", ["pre", "post"])
+def test_simulates_a_whole_encoder_layer(norm):
+    torch.manual_seed(1)
+    module = nn.TransformerEncoderLayer(4, 2, 5, 0.0, batch_first=True, norm_first=norm == "pre", dtype=torch.float64).eval()
+    for part in (module.norm1, module.norm2):
+        nn.init.normal_(part.weight)
+        nn.init.normal_(part.bias)
+    x = torch.randn(3, 4, dtype=torch.float64)
+    layer, matrices = described(module, x)
+    found = AttentionSimulator.for_layer(layer)(matrices)
+    with torch.no_grad():
+        torch.testing.assert_close(found, module(x[None])[0], rtol=1e-10, atol=1e-10)
+
+
+def test_float32_and_standard_mode():
+    layer = Layer(3, 2, 2)
+    matrices = draw(layer)
+    wanted = reference(layer, matrices)
+    torch.testing.assert_close(
+        AttentionSimulator.for_layer(layer, dtype="float32")(matrices).float(), wanted.float(), rtol=1.3e-6, atol=1e-5
+    )
+    standard = AttentionSimulator.for_layer(layer, mode="standard", tolerance=1e-6, bound=3.0, logits=6.0)
+    error = float((standard(matrices) - wanted).abs().max())
+    assert 0 < error <= standard.compiled.error
+
+
+def test_vectors_of_the_published_demo():
+    a = torch.arange(1, 10, dtype=torch.float64).reshape(3, 3) / 10
+    v = torch.tensor([[0.1, 0.7, 0.4], [1, 0.3, 0.9], [0.5, 0.2, 0.6]], dtype=torch.float64)
+    x = torch.tensor([[0.8, 0.2, 0.5], [0.1, 0.9, 0.4], [0.6, 0.3, 0.7]], dtype=torch.float64)
+    wanted = [[0.78272783, 0.59757544, 0.94072841], [0.78048787, 0.59883303, 0.93977981], [0.78101948, 0.59860077, 0.94011956]]
+    for version in ("compact", "soft", "paper"):
+        found = AttentionSimulator.for_layer(Layer(3, 3, 3), version)({"X": x, "A0": a, "V0": v})
+        torch.testing.assert_close(found, torch.tensor(wanted, dtype=torch.float64), rtol=0, atol=6e-9)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Layer(0, 1, 1), "n must be an integer >= 1"),
+        (lambda: Layer(2, 2, 2, projections="separate"), "d_k must be an integer >= 1"),
+        (lambda: Layer(2, 2, 2, biases=True), "biases belong to separate projections"),
+        (lambda: Layer(2, 2, 3, residual=True), "a residual needs outputs as wide as the input, got 3 and d = 2"),
+        (lambda: Layer(2, 2, 2, norm="pre"), "a norm belongs to the whole encoder layer"),
+        (lambda: Layer(2, 2, 2).encode({"X": torch.zeros(2, 2)}), "missing: A0, V0"),
+        (
+            lambda: Layer(2, 1, 1).encode({"X": torch.zeros(2, 2), "A0": torch.zeros(1, 1), "V0": torch.zeros(1, 1)}),
+            "at most shape",
+        ),
+        (
+            lambda: Layer(2, 1, 1).encode({"X": torch.zeros(1, 1), "A0": torch.zeros(1, 1), "V0": torch.zeros(1, 1)}),
+            "must have 2 rows",
+        ),
+        (lambda: AttentionSimulator.for_layer(Layer(2, 2, 2), "shallow"), "version must be one of"),
+        (lambda: described(nn.Linear(2, 2), torch.zeros(1, 2)), "nn.MultiheadAttention"),
+    ],
+)
+def test_bad_input(make, message):
+    with pytest.raises(AnyformerError, match=message):
+        make()
