@@ -69,9 +69,7 @@ case("reverse of one", L.reverse(tokens), "abcd", 5, "c", "c")
 case("frac_prevs l", L.frac_prevs(tokens == "l"), "helo", 5, "hello", [0, 0, 1 / 3, 1 / 2, 2 / 5])
 case("frac_prevs (", L.frac_prevs(tokens == "("), "abc()", 10, "a()b(c))", [0, 1 / 2, 1 / 3, 1 / 4, 2 / 5, 2 / 6, 2 / 7, 2 / 8])
 case("frac_prevs )", L.frac_prevs(tokens == ")"), "abc()", 10, "a()b(c))", [0, 0, 1 / 3, 1 / 4, 1 / 5, 1 / 6, 2 / 7, 3 / 8])
-case(
-    "frac_prevs, causal", aggregate(full, tokens == "l"), "helo", 5, "hello", [0, 0, 1 / 3, 1 / 2, 2 / 5], causal=True
-)
+case("frac_prevs, causal", aggregate(full, tokens == "l"), "helo", 5, "hello", [0, 0, 1 / 3, 1 / 2, 2 / 5], causal=True)
 case("pair_balance", L.pair_balance("(", ")"), "abc()", 10, "a()b(c))", [0, 1 / 2, 0, 0, 1 / 5, 1 / 6, 0, -1 / 8])
 for word, right in (("({)}", True), ("(){)}", False), ("{}(", False), ("{(})", True), (")(", False), ("", None)):
     if word:
@@ -88,7 +86,9 @@ case("sort_unique", L.sort_unique(tokens, tokens), (1, 2, 3, 4), 5, [2, 4, 3, 1]
 case("sort_unique by position", L.sort_unique(tokens, 1 - indices), "abcd", 5, "abcd", "dcba")
 case("sort", L.sort(tokens, tokens), (1, 2, 3, 4), 5, [2, 4, 1, 2], [1, 2, 2, 4])
 case("sort by position", L.sort(tokens, 1 - indices), "abcd", 5, "abcd", "dcba")
-case("sort is stable", L.sort(tokens, tokens.map(lambda t: t % 10)), (1, 11, 21, 2, 12), 5, [12, 11, 2, 1, 21], [11, 1, 21, 12, 2])
+case(
+    "sort is stable", L.sort(tokens, tokens.map(lambda t: t % 10)), (1, 11, 21, 2, 12), 5, [12, 11, 2, 1, 21], [11, 1, 21, 12, 2]
+)
 case("sort_freq", L.sort_by_frequency(), (1, 2, 3, 4), 5, [2, 4, 2, 1], [2, 2, 4, 1])
 for word, right in (("aaabbc", 3), ("cabc", 1), ("bbc", 0)):
     case(f"count a in {word}", L.count(tokens == "a"), "abc", 8, word, right)
@@ -114,8 +114,14 @@ case("depth", L.depth(tokens == "(", tokens == ")"), "()", 5, "(()))", [1, 2, 1,
 case("parity", L.parity(), (0, 1), 9, [1, 1, 0, 1], 1)
 for k, right in (((), 0), ((0,), 1), ((0, 3), 0), ((0, 2, 3, 7), 0), ((1, 2, 4), 0), ((1, 3), 1)):
     case(f"k_parity {k}", L.k_parity(k), (0, 1), 9, [1, 0, 0, 1, 0], right)
-case("masked_parity", L.masked_parity(tokens.map(lambda t: t[0] == "m"), tokens.map(lambda t: t[1] == "1")),
-     ("m0", "m1", "-0", "-1"), 6, ["m1", "-1", "m1", "m0", "m1"], 1)
+case(
+    "masked_parity",
+    L.masked_parity(tokens.map(lambda t: t[0] == "m"), tokens.map(lambda t: t[1] == "1")),
+    ("m0", "m1", "-0", "-1"),
+    6,
+    ["m1", "-1", "m1", "m0", "m1"],
+    1,
+)
 case("match2", L.match2(19), tuple(range(0, 95)), 6, [63, 70, 77, 94, 67, 39], [1, 1, 1, 1, 0, 1])
 case("match2 0 0", L.match2(19), (0, 1, 19), 4, [0, 0], [1, 1])
 case("match2 0 19", L.match2(19), (0, 1, 19), 4, [0, 19], [1, 1])
@@ -136,8 +142,14 @@ case("largest", L.largest(), (-3, 0, 7), 5, [0, -3, 0], 0)
 case("latest", L.latest(L.holding(tokens == "a") & before, indices, -1), "ab", 5, "babba", [-1, 1, 1, 1, 4])
 
 # --- reports -------------------------------------------------------------------------------------------------------------
-case("report: sum, not mean", L.total(tokens.map(digit) * apply(lambda n, i: 10 ** (n - 1 - i), length, indices)),
-     tuple("0123456789"), 5, "00056", 56)
+case(
+    "report: sum, not mean",
+    L.total(tokens.map(digit) * apply(lambda n, i: 10 ** (n - 1 - i), length, indices)),
+    tuple("0123456789"),
+    5,
+    "00056",
+    56,
+)
 for n in (11, 29, 99):
     case(f"report: length {n}", length, (1, 2, 3), n + 1, [1, 2, 3] * (n // 3) + [1] * (n % 3), n)
 case("report: length of abbbc", length, "abc", 5, "abbbc", 5)
@@ -149,8 +161,14 @@ case("report: opens minus closes", L.pair_balance("(", ")") * (indices + 1), "()
 width1 = selector_width(same)
 mean1 = aggregate(select(tokens, tokens, NEQ), width1)
 case("report: widths of widths", selector_width(select(length, mean1, LT)), (1, 2, 3, 4), 4, [1, 2, 3, 4], 0)
-case("report: nearly 1", aggregate(select(indices, indices * tokens, GT), (indices * (indices + 3)) > 2),
-     (1, 2, 3, 4), 4, [1, 2, 3, 4], [1, 1, 0, 0])
+case(
+    "report: nearly 1",
+    aggregate(select(indices, indices * tokens, GT), (indices * (indices + 3)) > 2),
+    (1, 2, 3, 4),
+    4,
+    [1, 2, 3, 4],
+    [1, 1, 0, 0],
+)
 case("report: wide widths", selector_width(~select(tokens, 2, EQ)), (1, 2), 64, [1, 2] * 32, 32)
 case("report: what may aggregate average", aggregate(L.holding(tokens != 2), tokens / 2), (1, 2, 3), 5, [1, 2, 3], 1.0)
 case("report: reverse", L.reverse(tokens).named("reverse"), (1, 2, 3), 3, [1, 2, 3], [3, 2, 1])
@@ -162,8 +180,14 @@ case("report: sort of near keys", L.sort(tokens, tokens), (0.8, 0.9, 1.0), 3, [1
 case("report: no tokens", indices + 1, (1, 2, 3), 3, [1, 2, 3], [1, 2, 3])
 case("report: annotated tokens", tokens.map(lambda t: t).named("x"), (1, 2), 3, [1, 2], [1, 2])
 case("report: the first l", L.first_instance(tokens == "l"), "helo", 5, "hello", [False, False, True, False, False])
-case("report: 15 of 22", apply("round", L.frac_prevs(tokens == 1) * (indices + 1)) == 15, (0, 1), 22,
-     [0] * 7 + [1] * 15, [False] * 21 + [True])
+case(
+    "report: 15 of 22",
+    apply("round", L.frac_prevs(tokens == 1) * (indices + 1)) == 15,
+    (0, 1),
+    22,
+    [0] * 7 + [1] * 15,
+    [False] * 21 + [True],
+)
 
 # --- what tracr lists as unsupported -------------------------------------------------------------------------------------
 everything = select(tokens, tokens, TRUE)
@@ -183,7 +207,14 @@ case("a word", lift("w"), "ab", 4, "aba", ["w"] * 3)
 case("one word", L.histogram(), "a", 4, "aaa", 3)
 case("one token at most", L.reverse(tokens), "ab", 1, "b", "b")
 case("True is 1", selector_width(same), (True, 2, "x", 0.5), 5, [1, True, "x", 0.5], [2, 2, 1, 1])
-case("mixed", where(tokens == "a", -1, where(tokens == 2.5, 0.5, tokens)), ("a", 1, 2.5, False), 5, [False, "a", 2.5, 1], [0, -1, 0.5, 1])
+case(
+    "mixed",
+    where(tokens == "a", -1, where(tokens == 2.5, 0.5, tokens)),
+    ("a", 1, 2.5, False),
+    5,
+    [False, "a", 2.5, 1],
+    [0, -1, 0.5, 1],
+)
 case("negative fractions", tokens * tokens, (-0.5, -1.25, 3), 3, [-0.5, -1.25, 3], [0.25, 1.5625, 9])
 case("all-false width", selector_width(select(tokens, 9, EQ)), (1, 2, 3), 3, [1, 2, 3], 0)
 case("all-false mean", aggregate(~full, tokens, -7.5), (1, 2, 3), 3, [1, 2, 3], -7.5)
@@ -197,8 +228,15 @@ case("unused parts", where(True, tokens, L.sort(tokens, tokens)), "abc", 3, "cab
 case("default beside means", aggregate(select(tokens, 1, EQ) & before, indices, 0.3), (0, 1), 4, [0, 1, 0, 1], [0.3, 1, 1, 2])
 case("self-contradiction", selector_width(select(tokens, tokens, LT) & select(tokens, tokens, GT)), (1, 2), 3, [1, 2], 0)
 case("no distance, causal", aggregate(select(indices, indices + 1, EQ), tokens, "?"), "ab", 3, "ab", ["?", "?"], causal=True)
-case("input beside a count", where(tokens < length, 1, 0), Reals(0, 4), 4, [1, 2.5, 3], [1, 1, 0],
-     refused={"standard": "a jump at any real number is no ReLU table"})
+case(
+    "input beside a count",
+    where(tokens < length, 1, 0),
+    Reals(0, 4),
+    4,
+    [1, 2.5, 3],
+    [1, 1, 0],
+    refused={"standard": "a jump at any real number is no ReLU table"},
+)
 
 # --- real numbers --------------------------------------------------------------------------------------------------------
 near = {"standard": "a jump from 0 to 1/least is no ReLU table"}
@@ -209,5 +247,12 @@ case("quotient", tokens / (1 + tokens * tokens), Reals(-2, 2), 3, [-2, 0, 1], [-
 case("abs, relu, max", apply("max", abs(tokens), OPERATIONS["relu"](3)), Reals(-9, 9), 3, [-5, 1, 9], [5, 3, 9])
 case("1/x or 0", apply("reciprocal_or_zero", tokens, 1e-3), Reals(-2, 2), 3, [0.5, 0, -2], [2, 0, -0.5], refused=near)
 case("power", tokens**3, Reals(-2, 2), 3, [-2, 0.5, 1], [-8, 0.125, 1])
-case("where of reals", where(tokens > 0.5, tokens * 2, -tokens), Reals(0, 1), 3, [0.25, 0.5, 0.75], [-0.25, -0.5, 1.5],
-     refused={"standard": "a jump at any real number is no ReLU table"})
+case(
+    "where of reals",
+    where(tokens > 0.5, tokens * 2, -tokens),
+    Reals(0, 1),
+    3,
+    [0.25, 0.5, 0.75],
+    [-0.25, -0.5, 1.5],
+    refused={"standard": "a jump at any real number is no ReLU table"},
+)

@@ -7,7 +7,7 @@ import pytest
 import torch
 from rasp_cases import CASES, Case
 
-from anyformer.errors import AnyformerError, OutsideClass
+from anyformer.errors import OutsideClass
 from anyformer.rasp import compile, interpret
 
 LEVELS: dict[str, dict[str, Any]] = {
@@ -44,7 +44,7 @@ def test_the_network_gives_the_expected_values(case: Case, level: str) -> None:
         with pytest.raises(OutsideClass, match=case.refused[level]):
             make()
         return
-    compiled = make()
+    compiled = make()  # which also compares it with the interpreter
     rtol, atol = (1.3e-6, 1e-5) if level == "float32" else (1e-10, 1e-10)
     same(compiled(case.given), case.expected, rtol, atol + compiled.error)
     assert compiled.network.embedding.dtype is (torch.float32 if level == "float32" else torch.float64)

@@ -86,13 +86,23 @@ class Realisation:
             self._sources[k] = self._source(k, self.graph.nodes[k])
         return self._sources[k]
 
+    def blame(self, form: Form) -> None:
+        """Add to the fault (after the form was built, which may add to it too)."""
+        self.fault = self.fault + form
+
     def watch(self, k: int) -> None:
         """Add to the fault wherever node k has no value."""
         table = self.inference.tables[k]
         if k in self._faulty or table is None or self.inference.of(k).undefined is None:  # type: ignore[union-attr]
             return
         self._faulty.add(k)
-        self.fault = self.fault + self.missing(k)
+        self.blame(self.missing(k))
+
+    def watch_aggregate(self, k: int) -> None:
+        """Build node k if it is an aggregate or width that may be undefined on some input, for its fault."""
+        node, undefined = self.graph.nodes[k], self.inference.may_fail
+        if node.relation is not None and (undefined(k) or self.selectors.may_fail(node.relation)):
+            self.source(k) if node.kind == "width" else self.form(k)
 
     def missing(self, k: int) -> Form:
         """1 where node k has no value, else 0."""
@@ -187,10 +197,10 @@ class Realisation:
             ("relu", side, None, 1.0) for side, out in ((below, inside.low < low.low), (above, inside.high > high.high)) if out
         ]
         if sides:
-            self.fault = self.fault + self.plan.compute(f"{self.text(k)} is not where it was assumed", sides)
+            self.blame(self.plan.compute(f"{self.text(k)} is not where it was assumed", sides))
         return form
 
-    def _times(self, k: int, factor: float, a: int) -> Form:
+    def _times(self, k: int, factor: float | int, a: int) -> Form:
         self.errors[k] = abs(factor) * self.error(a)
         return factor * self.form(a)
 
@@ -242,7 +252,7 @@ class Realisation:
         score, head = self.selectors.score(node.relation), self.selectors.text(node.relation)
         arguments = [self.inference.of(a) for a in node.arguments]
         if any(isinstance(a, Finite) and not a.values for a in arguments):  # whatever is selected has no value
-            self.fault = self.fault + self.plan.attend(f"{name} averages no value", score.merged(), "hard", number(1.0), head)
+            self.blame(self.plan.attend(f"{name} averages no value", score.merged(), "hard", number(1.0), head))
             return number(found.codes()[0].item() if isinstance(found, Finite) else float(node.value))
         if isinstance(found, Finite):
             code = found.code()
@@ -264,13 +274,13 @@ class Realisation:
             undefined = self.inference.of(argument)
             if isinstance(undefined, Finite) and undefined.undefined:
                 flag = self.missing(argument)
-                self.fault = self.fault + self.plan.attend(f"{name} averages no value", selected, "hard", flag, head)
+                self.blame(self.plan.attend(f"{name} averages no value", selected, "hard", flag, head))
         if isinstance(found, Finite) and not found.numeric and not self.inference.alike(node):
             code = {value: (c - default) ** 2 for value, c in found.code().items()}
             square = self.tabulated(values, code, f"{self.text(values)}, squared code")
             squares = self.plan.attend(f"{name}, squared code", score, kernel, square, head)
             product = self.plan.compute(f"{name}, square of the mean code", [("identity", mean, mean, 1.0)])
-            self.fault = self.fault + squares - product
+            self.blame(squares - product)
         return mean + number(default)
 
     def _best(self, k: int, node: Node, score: Score) -> Score:

@@ -159,6 +159,11 @@ class Selectors:
                         table[i, j] = bool(result)
         return table[np.ix_(key_of, query_of)]
 
+    def may_fail(self, r: int) -> bool:
+        """Whether a key or query of the relation may have no value."""
+        sides = (self._of.inference.of(k) for leaf in self._leaves(r) if not _trivial(leaf) for k in (leaf.keys, leaf.queries))
+        return any(isinstance(side, Finite) and side.undefined is not None for side in sides)
+
     def _watch(self, r: int) -> None:
         for leaf in self._leaves(r):
             if not _trivial(leaf):

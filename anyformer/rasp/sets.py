@@ -104,7 +104,7 @@ def spaced(values: Finite, n: int) -> Real:
     return Real(found.low, found.high, common if common <= LARGEST_DENOMINATOR else None)
 
 
-def hull(r: Real, extra: tuple[float, ...]) -> Real:
+def hull(r: Real, extra: tuple[float | int, ...]) -> Real:
     """The range that also holds some more numbers."""
     if not extra:
         return r

@@ -39,6 +39,8 @@ class Inference:
     graph: Graph
     vocab: tuple[Value, ...] | Reals
     max_length: int
+    joint: int = JOINT
+    """Above this many combinations of sources, a table over the arguments is taken where there is one: a layer later, but smaller."""
 
     def __post_init__(self) -> None:
         self.values: list[Finite | Real | None] = []
@@ -122,6 +124,12 @@ class Inference:
             found = means(values, n)
             return finite((*found, *default)) if found is not None else hull(spaced(values, n), default)
         return hull(values if one else values.mean(n), default)
+
+    def may_fail(self, k: int) -> bool:
+        """Whether aggregate k may meet keys without a value, or different words."""
+        node = self.graph.nodes[k]
+        found = [s for s in map(self.of, node.arguments) if isinstance(s, Finite)]
+        return any(s.undefined for s in found) or (bool(found) and not found[0].numeric and not self.alike(node))
 
     def alike(self, node: Node) -> bool:
         """Whether the values that a query averages are surely all the same: those of one key, or of keys with one value."""
@@ -212,11 +220,12 @@ class Inference:
     def _elementwise(self, k: int, node: Node) -> None:
         arguments = node.arguments
         joint = tuple(sorted({s for a in arguments for s in self.supports[a]}))
-        for support in (joint, tuple(sorted(set(arguments) - self._constants(arguments)))):
+        direct = tuple(sorted(set(arguments) - self._constants(arguments)))
+        for support, most in ((joint, self.joint), (direct, JOINT), (joint, JOINT)):
             sets = [self.finite_set(s) for s in support]
-            if all(s is not None for s in sets) and math.prod(len(s.values) for s in sets if s) <= JOINT:
-                if support != joint and any(s.undefined for s in sets if s):
-                    break
+            if all(s is not None for s in sets) and math.prod(len(s.values) for s in sets if s) <= most:
+                if support is direct and any(s.undefined or not s.values for s in sets if s):
+                    continue
                 self._finish(k, support, self._tabulated(node, support))
                 return
         assert node.operation is not None
