@@ -86,7 +86,7 @@ def test_products_of_any_shape(shape, multiply):
         assert compiled.layers == 1
         transposed, _ = both(
             product(Matrix(T, r, k), Matrix(T, c, k, r * k), transposed=True).values,
-            [*a.flat, *b.T.flat] + numbers[r * k + k * c :],
+            [*a.flat, *b.T.flat, *numbers[r * k + k * c :]],
             r * c,
         )
         np.testing.assert_allclose(transposed.reshape(r, c), a @ b, rtol=1e-12, atol=1e-13)
@@ -287,7 +287,7 @@ def test_vectors_of_the_published_demo():
             lambda: Layer(2, 1, 1).encode({"X": torch.zeros(1, 1), "A0": torch.zeros(1, 1), "V0": torch.zeros(1, 1)}),
             "must have 2 rows",
         ),
-        (lambda: AttentionSimulator.for_layer(Layer(2, 2, 2), "shallow"), "version must be one of"),
+        (lambda: AttentionSimulator.for_layer(Layer(2, 2, 2), bound=float("inf")), "bound must be a finite number"),
         (lambda: described(nn.Linear(2, 2), torch.zeros(1, 2)), "nn.MultiheadAttention"),
     ],
 )

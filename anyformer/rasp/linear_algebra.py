@@ -62,7 +62,7 @@ class Matrix:
 
 
 @cache
-def by_position(table: tuple[float, ...], beyond: float = NOWHERE) -> Sequence:
+def by_position(table: tuple[int | float, ...], beyond: int | float = NOWHERE) -> Sequence:
     """``table[p]`` at position p, ``beyond`` after the table. Equal tables are one sequence, so that equal heads are one head."""
     return apply(Operation("position", lambda p: table[p] if p < len(table) else beyond), indices)
 
@@ -188,7 +188,7 @@ def _determinant(a: Matrix, c: Matrix) -> Sequence:
     return aggregate(select(by_position((0, 0, 0)), 0, EQ), moved(a).values * c.values) * 3
 
 
-def inverse(a: Matrix, singular: float = 1e-9) -> Matrix:
+def inverse(a: Matrix, singular: int | float = 1e-9) -> Matrix:
     """``A^-1 = C^T / det`` of a 3 x 3 matrix; all entries 0 where ``|det| < singular``: 3 layers."""
     c = cofactors(a)
     det = _determinant(a, c)

@@ -253,10 +253,10 @@ class Realisation:
         arguments = [self.inference.of(a) for a in node.arguments]
         if any(isinstance(a, Finite) and not a.values for a in arguments):  # whatever is selected has no value
             self.blame(self.plan.attend(f"{name} averages no value", score.merged(), "hard", number(1.0), head))
-            return number(found.codes()[0].item() if isinstance(found, Finite) else float(node.value))
+            return number(float(found.codes()[0]) if isinstance(found, Finite) else float(node.value))
         if isinstance(found, Finite):
             code = found.code()
-            column, default = self.tabulated(values, code, self.text(values)), code.get(node.value, found.codes()[0].item())
+            column, default = self.tabulated(values, code, self.text(values)), code.get(node.value, float(found.codes()[0]))
             if found.numeric:
                 column = self.form(values)
         else:

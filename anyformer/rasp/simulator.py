@@ -13,7 +13,7 @@ The first two have average-hard heads only: hard attention reproduces soft atten
 layer, and are right at logits of +-1000.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -65,8 +65,8 @@ class AttentionSimulator:
         layer: Layer,
         version: Version = "compact",
         *,
-        bound: float = 100.0,
-        logits: float = 2000.0,
+        bound: int | float = 100.0,
+        logits: int | float = 2000.0,
         **options: Any,
     ) -> "AttentionSimulator":
         """Compile the simulator of a class of layers; ``options`` are those of :func:`anyformer.rasp.compile` (mode, dtype, ...)."""
@@ -81,7 +81,7 @@ class AttentionSimulator:
         """T(X), from the description of T and X (tensors by name, :attr:`Layer.matrices`)."""
         return self.batch([matrices])[0]
 
-    def batch(self, layers: list[Mapping[str, Tensor]]) -> Float[Tensor, "batch n outputs"]:
+    def batch(self, layers: Iterable[Mapping[str, Tensor]]) -> Float[Tensor, "batch n outputs"]:
         """The outputs of several layers, each with its own parameters and input, in one pass."""
         out = self.compiled.run([self.layer.encode(m) for m in layers])
         values = torch.tensor([self.compiled.decode(row) for row in out], dtype=torch.float64)
@@ -89,13 +89,13 @@ class AttentionSimulator:
         return values[:, : n * c].reshape(-1, n, c)
 
 
-def simulated(layer: Layer, version: Version, *, logits: float = 2000.0) -> Sequence:
+def simulated(layer: Layer, version: Version, *, logits: int | float = 2000.0) -> Sequence:
     """The RASP program of a simulator: at position p = i * outputs + j entry (i, j) of the layer's output."""
     given = {name: Matrix(tokens, *shape, layer.starts[name]) for name, shape in layer.matrices.items()}
     return layer_output(layer, version, given, logits).values
 
 
-def layer_output(layer: Layer, version: Version, given: Mapping[str, Matrix], logits: float) -> Matrix:
+def layer_output(layer: Layer, version: Version, given: Mapping[str, Matrix], logits: int | float) -> Matrix:
     """The output of one layer whose input and parameters are these matrices (wherever they are)."""
     multiply: Product = product_of_columns_and_rows if version == "paper" else product
     x = given["X"]
@@ -118,7 +118,7 @@ def layer_output(layer: Layer, version: Version, given: Mapping[str, Matrix], lo
 
 
 def _head(
-    layer: Layer, h: int, x: Matrix, given: Mapping[str, Matrix], multiply: Product, version: Version, logits: float
+    layer: Layer, h: int, x: Matrix, given: Mapping[str, Matrix], multiply: Product, version: Version, logits: int | float
 ) -> Matrix:
     if layer.projections == "folded":
         query, key, value = multiply(x, given[f"A{h}"]), x, multiply(x, given[f"V{h}"])
