@@ -66,8 +66,7 @@ def last_reads(plan: Plan, outputs: Iterable[Form]) -> dict[int, int | float]:
 def prune(plan: Plan, outputs: list[Form]) -> None:
     """Drop heads and units that write nothing that is read."""
     before = -1
-    while before != len(plan.heads) + len(plan.units):
-        before = len(plan.heads) + len(plan.units)
+    while before != (before := sum(len(worker.writes) for worker in (*plan.heads, *plan.units))):
         last = last_reads(plan, outputs)
         for worker in (*plan.heads, *plan.units):
             for c in [c for c, weight in worker.writes.items() if last[c] <= worker.time or weight == 0]:
@@ -136,7 +135,9 @@ def mask_of(offsets: Any, causal: bool) -> Mask:
     """The mask rule of a score."""
     if causal:
         kept = tuple(
-            (low, 0 if high is None else min(high, 0)) for low, high in offsets or ((None, None),) if low is None or low <= 0
+            (low, 0 if high is None else min(high, 0))
+            for low, high in (((None, None),) if offsets is None else offsets)  # (): no distance at all
+            if low is None or low <= 0
         )
         return Causal() if kept == ((None, 0),) else Offsets(kept)
     if offsets is None:

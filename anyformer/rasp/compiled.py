@@ -146,7 +146,7 @@ class CompiledProgram:
 
     def decode(self, out: Tensor) -> list[Any]:
         """Values of one input from the network's outputs (n, 1 or 2)."""
-        if out.shape[1] == 2 and not float(out[:, 1].abs().max()) < FAULT:
+        if out.shape[1] == 2 and not float(out[:, 1].detach().abs().max()) < FAULT:
             raise AnyformerError(f"{self.text} has no value on this input: it averages, compares or outputs something undefined")
         numbers = out[:, 0].tolist()
         if not bool(torch.isfinite(out[:, 0]).all()):

@@ -27,9 +27,12 @@ from anyformer.rasp.plan import Form, Plan, number
 from anyformer.rasp.realising import Realisation
 from anyformer.rasp.sequences import LIFTED, Sequence, printed, restricted
 from anyformer.rasp.tabulating import CannotCompile
-from anyformer.rasp.values import Finite, Inference, Reals, finite
+from anyformer.rasp.values import JOINT, Finite, Inference, Reals, finite
 
 DTYPES = {"float64": (np.float64, torch.float64), "float32": (np.float32, torch.float32)}
+SMALLER = 2**8
+"""The number of combinations of sources in one table, where :data:`~anyformer.rasp.values.JOINT` cannot be."""
+
 CAUSAL = ("no", "strict", "dialect")
 DEEPEST = 50_000
 """The most nested Python calls of one compilation."""
@@ -69,13 +72,7 @@ def compile(
     words = vocab if isinstance(vocab, Reals) else _words(vocab)
     wanted = restricted(program) if causal == "dialect" else program
     numbers, kind = DTYPES[dtype]
-    try:
-        realisation, output = _realised(Graph.of(wanted), program, words, max_length, mode, numbers, tolerance)
-    except OutsideClass as reason:  # another way to count, where a table explodes
-        split = Graph.of(wanted, split_widths=True)
-        if split.nodes == Graph.of(wanted).nodes or "explodes" not in str(reason):
-            raise
-        realisation, output = _realised(split, program, words, max_length, mode, numbers, tolerance)
+    realisation, output = _first_way(wanted, program, words, max_length, mode, numbers, tolerance)
     plan, graph, inference = realisation.plan, realisation.graph, realisation.inference
     root = graph.roots[0]
     forms = [output] if realisation.fault == number(0.0) else [output, realisation.fault]
@@ -95,7 +92,7 @@ def compile(
     )
     found = inference.of(root)
     outputs = Outputs(found.values, tuple(found.codes().tolist())) if isinstance(found, Finite) else Outputs()
-    place = None if plan.token_input is None else stream.place[plan.token_input]
+    place = None if plan.token_input is None else stream.place.get(plan.token_input)
     compiled = CompiledProgram(
         network=network,
         vocab=words,
@@ -127,11 +124,29 @@ def _words(vocab: Iterable[Any]) -> tuple[Any, ...]:
     return finite(words).values
 
 
+def _first_way(
+    wanted: Sequence, program: Sequence, vocab: Any, max_length: int, mode: Any, numbers: Any, tolerance: float
+) -> tuple[Realisation, Form]:
+    """Where a table explodes or float cannot tell its combinations apart: another way to count, then smaller tables one after the other."""
+    reasons: list[OutsideClass] = []
+    graphs = [Graph.of(wanted)]
+    graphs += [split for split in [Graph.of(wanted, split_widths=True)] if split.nodes != graphs[0].nodes]
+    for joint in (JOINT, SMALLER):
+        for graph in graphs:
+            try:
+                return _realised(graph, program, vocab, max_length, mode, numbers, tolerance, joint)
+            except OutsideClass as reason:
+                reasons.append(reason)
+                if "explodes" not in str(reason) and "to tell apart" not in str(reason):
+                    raise reasons[0] from None
+    raise reasons[0]
+
+
 def _realised(
-    graph: Graph, program: Sequence, vocab: Any, max_length: int, mode: Any, numbers: Any, tolerance: int | float
+    graph: Graph, program: Sequence, vocab: Any, max_length: int, mode: Any, numbers: Any, tolerance: int | float, joint: int
 ) -> tuple[Realisation, Form]:
     """The plan and the form of the output; every part that cannot be built is asked for, so that all reasons are known at once."""
-    inference = Inference(graph, vocab, max_length)
+    inference = Inference(graph, vocab, max_length, joint)
     if inference.problems:
         raise OutsideClass(f"{printed(program)} cannot be compiled", inference.problems)
     realisation = Realisation(graph, inference, mode=mode, dtype=numbers, tolerance=tolerance)
@@ -139,6 +154,8 @@ def _realised(
         with _deep(len(graph.nodes)):
             output = realisation.form(graph.roots[0])
             realisation.watch(graph.roots[0])
+            for k in range(len(graph.nodes)):  # a part that may fail fails the run, whether or not its value is used
+                realisation.watch_aggregate(k)
         return realisation, output
     except CannotCompile as first:
         reasons = {str(first)}

@@ -69,6 +69,10 @@ class Evaluation:
                 self._done[id(node)] = self._values(node) if isinstance(node, Sequence) else self._matrix(node)
         return self._done[id(program)]
 
+    def parts(self) -> list[list[Value]]:
+        """The values of every sequence that was evaluated."""
+        return [self._done[id(node)] for node in self._kept if isinstance(node, Sequence) and id(node) in self._done]
+
     def _values(self, node: Sequence) -> list[Value]:
         n = len(self.tokens)
         if isinstance(node, Tokens):

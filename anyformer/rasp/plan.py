@@ -37,7 +37,7 @@ def _form(terms: dict[int, float], constant: float) -> Form:
     return Form(tuple((c, w) for c, w in sorted(terms.items()) if w != 0), constant + 0.0)
 
 
-def number(value: float) -> Form:
+def number(value: float | int) -> Form:
     """A constant."""
     return Form((), float(value))
 

@@ -25,7 +25,7 @@ class Real:
     raw: bool = False
 
     @property
-    def magnitude(self) -> float:
+    def magnitude(self) -> float | int:
         """The largest absolute value."""
         return max(abs(self.low), abs(self.high))
 
@@ -46,7 +46,7 @@ def _capped(denominator: int | None) -> int | None:
     return None if denominator is None or denominator > LARGEST_DENOMINATOR else denominator
 
 
-def rational(value: float) -> Fraction | None:
+def rational(value: float | int) -> Fraction | None:
     """The simplest rational number that a float stands for, or None where none with a denominator below 2^20 is near."""
     found = Fraction(value).limit_denominator(2**20)
     return found if abs(float(found) - value) <= 1e-15 * max(1.0, abs(value)) else None
@@ -64,7 +64,7 @@ def range_of(values: Any) -> Real:
     return Real(min(numbers), max(numbers), denominator, raw=False)
 
 
-def constant_of(r: Real) -> float | None:
+def constant_of(r: Real) -> float | int | None:
     """The value, where there is only one."""
     return r.low if r.low == r.high else None
 

@@ -16,7 +16,7 @@ import numpy as np
 from anyformer.rasp.graph import Graph, Node
 from anyformer.rasp.operations import Undefined
 from anyformer.rasp.plan import Form, Plan, Score, number
-from anyformer.rasp.ranges import Real, constant_of, range_of
+from anyformer.rasp.ranges import DISCRETE, Real, constant_of, range_of
 from anyformer.rasp.selecting import Selectors
 from anyformer.rasp.smooth import Smooth
 from anyformer.rasp.tabulating import CannotCompile, Mode, Source, Tabulation
@@ -24,6 +24,9 @@ from anyformer.rasp.values import Finite, Inference, Unreachable
 
 TIES = {np.float64: 1e-9, np.float32: 1e-4}
 """Relative tie width of average-hard attention, by dtype (:data:`anyformer.operators.kernels.TIE`)."""
+
+GATED = ("mul", "max", "min", "abs", "relu")
+"""Operations of which one or two units do what a table of finite numbers does."""
 
 SOFT_MARGIN = 50.0
 """How far unselected keys lie below the selected ones in the score of a softmax head: exp(-50) = 2e-22."""
@@ -111,13 +114,23 @@ class Realisation:
             self._sources[k] = self._source(k, self.graph.nodes[k])
         return self._sources[k]
 
+    def blame(self, form: Form) -> None:
+        """Add to the fault (after the form was built, which may add to it too)."""
+        self.fault = self.fault + form
+
     def watch(self, k: int) -> None:
         """Add to the fault wherever node k has no value."""
         table = self.inference.tables[k]
         if k in self._faulty or table is None or self.inference.of(k).undefined is None:  # type: ignore[union-attr]
             return
         self._faulty.add(k)
-        self.fault = self.fault + self.missing(k)
+        self.blame(self.missing(k))
+
+    def watch_aggregate(self, k: int) -> None:
+        """Build node k if it is an aggregate or width that may be undefined on some input, for its fault."""
+        node, undefined = self.graph.nodes[k], self.inference.may_fail
+        if node.relation is not None and (undefined(k) or self.selectors.may_fail(node.relation)):
+            self.source(k) if node.kind == "width" else self.form(k)
 
     def missing(self, k: int) -> Form:
         """1 where node k has no value, else 0."""
@@ -161,23 +174,9 @@ class Realisation:
         if linear is not None:
             return linear
         if isinstance(found, Finite) and self.inference.supports[k] != (k,):
-            return self._product_of_sources(k, node) or self.tabulated(k, found.code(), self.text(k))
+            gated = self._gated(k, node) if found.numeric and not found.undefined else None
+            return self.tabulated(k, found.code(), self.text(k)) if gated is None else gated
         return self._real(k, node)
-
-    def _product_of_sources(self, k: int, node: Node) -> Form | None:
-        """A product of two numbers that are linear in the sources: one unit instead of a table, and no later."""
-        assert node.operation is not None
-        sets = [self.inference.of(a) for a in node.arguments]
-        sources = [self.source(s).form for s in self.inference.supports[k]]
-        plain = all(isinstance(s, Finite) and s.numeric and not s.undefined for s in sets)
-        if node.operation.name != "mul" or len(sources) < 2 or not plain:
-            return None
-        if not all(a in self.inference.supports[k] or self._is_linear(a, self.graph.nodes[a]) for a in node.arguments):
-            return None
-        forms = [self.form(a) for a in node.arguments]
-        if self.plan.time(*forms) > self.plan.time(*sources):
-            return None
-        return self.plan.compute(self.text(k), [("identity", forms[0], forms[1], 1.0)])
 
     def _linear(self, k: int, node: Node) -> Form | None:
         """Sums, differences and multiples of numbers cost nothing."""
@@ -205,6 +204,18 @@ class Realisation:
             return self._times(k, 1.0 / constants[1], a[0])
         return None
 
+    def _gated(self, k: int, node: Node) -> Form | None:
+        """A product, maximum, .. of finite numbers as the one or two units of the real operation, where a table would not be earlier."""
+        assert node.operation is not None
+        sets = [self.inference.of(a) for a in node.arguments]
+        plain = all(isinstance(s, Finite) and s.numeric and not s.undefined for s in sets)
+        if node.operation.name not in GATED or not plain or len(self.inference.supports[k]) < 2:
+            return None
+        forms = [self.form(a) for a in node.arguments]
+        if self.plan.time(*forms) > self.plan.time(*(self.source(s).form for s in self.inference.supports[k])):
+            return None
+        return self._real(k, node)
+
     def _assumed(self, k: int, a: int, inside: Real, low: Real, high: Real) -> Form:
         """The argument itself; where it leaves the interval by more than its error, the fault does not stay 0."""
         form, self.errors[k] = self.form(a), self.error(a)
@@ -213,10 +224,10 @@ class Realisation:
             ("relu", side, None, 1.0) for side, out in ((below, inside.low < low.low), (above, inside.high > high.high)) if out
         ]
         if sides:
-            self.fault = self.fault + self.plan.compute(f"{self.text(k)} is not where it was assumed", sides)
+            self.blame(self.plan.compute(f"{self.text(k)} is not where it was assumed", sides))
         return form
 
-    def _times(self, k: int, factor: float, a: int) -> Form:
+    def _times(self, k: int, factor: float | int, a: int) -> Form:
         self.errors[k] = abs(factor) * self.error(a)
         return factor * self.form(a)
 
@@ -227,6 +238,10 @@ class Realisation:
         forms = [self.form(i) for i in a]
         ranges = [range_of(self.inference.of(i)) for i in a]
         errors = [self.error(i) for i in a]
+        if name in DISCRETE:
+            ranges = [self.inference.compared_range(i, a) for i in a]
+            if all(r.raw for r in ranges):
+                forms = [self._whole(i) for i in a]
         if name == "mul" and not any(errors):
             for i, other in ((0, 1), (1, 0)):
                 inner = self.graph.nodes[a[i]]
@@ -242,6 +257,16 @@ class Realisation:
             raise CannotCompile(f"{self.text(k)}: {reason}") from None
         return form
 
+    def _whole(self, k: int) -> Form:
+        """The form of an input, or of whole numbers without any rounding: embedded, or the sum of steps of a staircase."""
+        if not isinstance(self.inference.of(k), Finite) or self.graph.nodes[k].kind in ("tokens", "indices", "constant"):
+            return self.form(k)
+        table, found = self.inference.tables[k], self._set(k).code()
+        assert table is not None
+        levels = np.array([found.get(v, np.nan) if not isinstance(v, Unreachable) else np.nan for v in table.reshape(-1)])
+        sources = [self.source(s) for s in self.inference.supports[k]]
+        return self.tables.staircase(f"{self.text(k)}, rounded", sources, levels.reshape(table.shape))
+
     def _set(self, k: int) -> Finite:
         found = self.inference.finite_set(k)
         if found is None:
@@ -253,6 +278,10 @@ class Realisation:
         values, found, name = node.arguments[0], self.inference.of(k), self.text(k)
         lifted = node.kind == "mean" and self.inference.cardinality(node.relation)[2]
         score, head = self.selectors.score(node.relation, lifted=lifted), self.selectors.text(node.relation)
+        arguments = [self.inference.of(a) for a in node.arguments]
+        if any(isinstance(a, Finite) and not a.values for a in arguments):  # whatever is selected has no value
+            self.blame(self.plan.attend(f"{name} averages no value", score.merged(), "hard", number(1.0), head))
+            return number(float(found.codes()[0]) if isinstance(found, Finite) else float(node.value))
         if isinstance(found, Finite):
             code = found.code()
             column, default = self.tabulated(values, code, self.text(values)), code.get(node.value, float(found.codes()[0]))
@@ -261,6 +290,7 @@ class Realisation:
         else:
             column, default = self.form(values), float(node.value)
         self.errors[k] = self.error(values)
+        selected = score.merged()
         if node.kind == "max":
             score = self._best(k, node, score)
         elif node.kind == "softmax":
@@ -268,28 +298,18 @@ class Realisation:
         kernel = "soft" if node.kind == "softmax" else "hard"
         score = score.merged()
         mean = self.plan.attend(name, score, kernel, column - number(default), head)
-        undefined = self.inference.of(values)
-        if isinstance(undefined, Finite) and undefined.undefined:
-            flag = self.missing(values)
-            self.fault = self.fault + self.plan.attend(f"{name} averages no value", score, kernel, flag, head)
-        if isinstance(found, Finite) and not found.numeric and not self._alike(node):
+        for argument in dict.fromkeys(node.arguments):  # of any selected key, not only of the best
+            undefined = self.inference.of(argument)
+            if isinstance(undefined, Finite) and undefined.undefined:
+                flag = self.missing(argument)
+                self.blame(self.plan.attend(f"{name} averages no value", selected, "hard", flag, head))
+        if isinstance(found, Finite) and not found.numeric and not self.inference.alike(node):
             code = {value: (c - default) ** 2 for value, c in found.code().items()}
             square = self.tabulated(values, code, f"{self.text(values)}, squared code")
             squares = self.plan.attend(f"{name}, squared code", score, kernel, square, head)
             product = self.plan.compute(f"{name}, square of the mean code", [("identity", mean, mean, 1.0)])
-            self.fault = self.fault + squares - product
+            self.blame(squares - product)
         return mean + number(default)
-
-    def _alike(self, node: Node) -> bool:
-        """Whether the values that a query selects are surely all the same."""
-        assert node.relation is not None
-        if self.inference.cardinality(node.relation)[0]:
-            return True
-        relation = self.graph.relations[node.relation]
-        values = node.arguments[0]
-        if relation.kind == "select" and relation.operation is not None and relation.operation.name == "eq":
-            return self.inference.supports[values] == self.inference.supports[relation.keys] == (relation.keys,)
-        return False
 
     def _best(self, k: int, node: Node, score: Score) -> Score:
         """Selected keys compete by their own score: factor * (selection) + score, with the factor above the range of the scores."""
@@ -314,7 +334,10 @@ class Realisation:
         r = range_of(self.inference.of(node.arguments[1]))
         factor = 2.0 * (r.high - r.low + SOFT_MARGIN)
         values = range_of(self.inference.of(node.arguments[0]))
+        slip = 4 * self.eps * factor  # rounding of the scores, an error of the exponent
+        if slip > 1e-2:
+            raise CannotCompile(f"{self.text(k)}: scores in [{r.low:.3g}, {r.high:.3g}] do not fit the score of this dtype")
         leak = self.inference.max_length * float(np.exp(-SOFT_MARGIN)) * (values.magnitude + abs(float(node.value)))
-        self.errors[k] = self.error(node.arguments[0]) + leak + 2 * self.error(node.arguments[1]) * values.magnitude
+        self.errors[k] = self.error(node.arguments[0]) + leak + 2 * (self.error(node.arguments[1]) + slip) * values.magnitude
         shift = SOFT_MARGIN - r.low - factor / 2
         return score.plus(number(1.0), self.form(node.arguments[1]) + number(shift), factor)

@@ -163,6 +163,11 @@ class Selectors:
                         table[i, j] = bool(result)
         return table[np.ix_(key_of, query_of)]
 
+    def may_fail(self, r: int) -> bool:
+        """Whether a key or query of the relation may have no value."""
+        sides = (self._of.inference.of(k) for leaf in self._leaves(r) if not _trivial(leaf) for k in (leaf.keys, leaf.queries))
+        return any(isinstance(side, Finite) and side.undefined is not None for side in sides)
+
     def _watch(self, r: int) -> None:
         for leaf in self._leaves(r):
             if not _trivial(leaf):
@@ -176,6 +181,8 @@ class Selectors:
             return None
         keys, queries = inference.of(relation.keys), inference.of(relation.queries)
         if isinstance(keys, Finite) and isinstance(queries, Finite):
+            if not keys.values or not queries.values:
+                return None
             found = self._coded(keys, queries)
             gap, magnitude, whole = found[2]
             scale = 1.0 / gap**2

@@ -59,14 +59,15 @@ class Tabulation:
             pairs = zip(sources, parts, strict=True)
             return sum((self._form(name, [s], part) for s, part in pairs), number(0.0))
         if len(sources) == 1:
-            line = _affine(sources[0].codes, table)
+            line = _affine(sources[0].codes, table, self.eps)
             if line is not None:
                 return line[0] * sources[0].form + number(line[1])
             if sources[0].embedded:
                 return self.plan.embedded(name, np.nan_to_num(table), sources[0].embedded)
-        return self._staircase(name, sources, table)
+        return self.staircase(name, sources, table)
 
-    def _staircase(self, name: str, sources: list[Source], table: np.ndarray) -> Form:
+    def staircase(self, name: str, sources: list[Source], table: np.ndarray) -> Form:
+        """A function as steps over one linear form of its sources: whole numbers without rounding."""
         best: tuple[int, Form, list[tuple[float, float]], list[float]] | None = None
         for weights in _projections(sources, table):
             z = sum(w * s.codes.reshape(_axis(i, table.ndim)) for i, (w, s) in enumerate(zip(weights, sources, strict=True)))
@@ -119,8 +120,9 @@ def _separated(table: np.ndarray) -> list[np.ndarray] | None:
     return parts if np.array_equal(total, table) else None
 
 
-def _affine(codes: np.ndarray, values: np.ndarray) -> tuple[float, float] | None:
-    """Slope and intercept of a line through (code, value), or None. Integers must fit exactly, others to rounding."""
+def _affine(codes: np.ndarray, values: np.ndarray, eps: float) -> tuple[float, float] | None:
+    """Slope and intercept of a line through (code, value), or None. Integers must fit exactly, others to rounding, which may not come near
+    the distance of two values."""
     known = ~np.isnan(values)
     x, y = codes[known], values[known]
     if len(x) < 2:
@@ -128,6 +130,9 @@ def _affine(codes: np.ndarray, values: np.ndarray) -> tuple[float, float] | None
     slope = (y[-1] - y[0]) / (x[-1] - x[0])
     intercept = y[0] - slope * x[0]
     least = 4e-16 * float(np.abs(y).max())
+    rounding, gaps = eps * float((np.abs(slope * x) + abs(intercept)).max()), np.diff(np.unique(y))
+    if len(gaps) and rounding > 1e-3 * min(float(gaps.min()), 1.0 + float(np.abs(y).min())):
+        return None
     return (float(slope), float(intercept)) if np.allclose(slope * x + intercept, y, rtol=4e-16, atol=least) else None
 
 

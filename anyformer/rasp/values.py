@@ -8,86 +8,27 @@ a compiled program right on all inputs, so a set that would be too large is refu
 """
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from fractions import Fraction
 from typing import Any
 
 import numpy as np
 
-from anyformer.errors import AnyformerError
 from anyformer.rasp.graph import Graph, Node, Relation
-from anyformer.rasp.operations import Operation, Undefined, Value
-from anyformer.rasp.ranges import DISCRETE, LARGEST_DENOMINATOR, RULES, Real, range_of, rational
+from anyformer.rasp.operations import Operation, Value
+from anyformer.rasp.ranges import DISCRETE, RULES, Real, range_of
+from anyformer.rasp.sets import UNREACHABLE, Finite, Reals, Unreachable, finite, hull, means, spaced
+
+__all__ = ["UNREACHABLE", "Finite", "Inference", "Reals", "Unreachable", "finite"]
 
 JOINT = 2**14
 """The largest number of combinations of source values that one table holds."""
-
-SET = 2**12
-"""The largest set of values of an average."""
 
 EXCLUDED = {"lt": ("eq", "gt", "ge"), "gt": ("eq", "lt", "le"), "eq": ("ne", "lt", "gt")}
 """Comparisons of the same values that cannot hold together."""
 
 Table = Any
 """A numpy array of objects, one axis a source."""
-
-
-class Unreachable:
-    """In tables: a combination of source values that no input has (a position at or beyond the length)."""
-
-
-UNREACHABLE = Unreachable()
-
-
-@dataclass(frozen=True)
-class Reals:
-    """Tokens that are real numbers in [low, high], as float64."""
-
-    low: int | float
-    high: int | float
-
-    def __post_init__(self) -> None:
-        numbers = all(isinstance(x, (int, float)) and math.isfinite(x) for x in (self.low, self.high))
-        if not numbers or self.low > self.high:
-            raise AnyformerError(f"Reals: low and high must be finite numbers, low <= high, got {self.low!r}, {self.high!r}")
-
-
-@dataclass(frozen=True)
-class Finite:
-    """A set of values in a fixed order, without the undefined one; ``undefined``: whether that one may occur, and why."""
-
-    values: tuple[Value, ...]
-    undefined: str | None = None
-
-    @property
-    def numeric(self) -> bool:
-        """Whether all values are numbers or Booleans."""
-        return all(isinstance(v, (int, float)) for v in self.values)
-
-    def codes(self) -> np.ndarray:
-        """One number a value: the number itself, or the place in the set where there are others."""
-        return np.array([float(v) for v in self.values]) if self.numeric else np.arange(len(self.values), dtype=float)
-
-    def code(self) -> dict[Value, float]:
-        """The code of each value."""
-        return dict(zip(self.values, self.codes().tolist(), strict=True))
-
-
-def finite(values: Iterable[Value]) -> Finite:
-    """The set of some values (True and 1 are one value), ordered where they have an order."""
-    kept: dict[Value, Value] = {}
-    undefined = None
-    for value in values:
-        if isinstance(value, Undefined):
-            undefined = undefined or value.reason
-        elif value is not UNREACHABLE:
-            kept.setdefault(value, value)
-    try:
-        ordered = sorted(kept.values(), key=lambda v: (isinstance(v, str), v))
-    except TypeError:
-        ordered = sorted(kept.values(), key=repr)
-    return Finite(tuple(ordered), undefined)
 
 
 @dataclass
@@ -98,6 +39,8 @@ class Inference:
     graph: Graph
     vocab: tuple[Value, ...] | Reals
     max_length: int
+    joint: int = JOINT
+    """Above this many combinations of sources, a table over the arguments is taken where there is one: a layer later, but smaller."""
 
     def __post_init__(self) -> None:
         self.values: list[Finite | Real | None] = []
@@ -139,10 +82,10 @@ class Inference:
 
     def _finish(self, k: int, support: tuple[int, ...], table: Table) -> None:
         self.supports[k], self.tables[k] = support, table
-        self.values[k] = finite(table.reshape(-1).tolist())
-        if not self.of(k).values:  # type: ignore[union-attr]
+        self.values[k] = found = finite(table.reshape(-1).tolist())
+        if not found.values and k in self.graph.roots:
             self.values[k] = None
-            self.problems.append(f"{self.text(k)} has no value at all: {finite(table.reshape(-1).tolist()).undefined}")
+            self.problems.append(f"{self.text(k)} has no value at all: {found.undefined}")
 
     def _source(self, k: int, node: Node) -> Finite | Real | None:
         n = self.max_length
@@ -160,21 +103,50 @@ class Inference:
             if self.never(node.relation):
                 return Finite((0,))
             return Finite(tuple(range(1 if always else 0, (1 if one else n) + 1)))
-        values = self.of(node.arguments[0])
+        values, alike = self.of(node.arguments[0]), self.alike(node)
         default = () if always else (node.value,)
         if isinstance(values, Finite):
             values = replace(values, undefined=None)  # selecting an undefined value is an error of the run
+            if not values.values:
+                return finite((node.value,))
+            numbers = [v for v in values.values if isinstance(v, (int, float))]
+            if 1 < len(numbers) < len(values.values) and not alike:
+                self.problems.append(f"{self.text(k)}: {self.text(node.arguments[0])} mixes words and numbers, which have a mean")
+                return None
         if node.kind == "softmax":
             return self._soft(k, node, values)
-        if isinstance(values, Finite) and (one or not values.numeric or len(values.values) == 1):
+        if isinstance(values, Finite) and (alike or not values.numeric or len(values.values) == 1):
             return finite((*values.values, *default))
         if not all(isinstance(d, (int, float)) for d in default):
             self.problems.append(f"{self.text(k)}: the default {node.value!r} is no number, the values are")
             return None
         if isinstance(values, Finite):
             found = means(values, n)
-            return finite((*found, *default)) if found is not None else _hull(spaced(values, n), default)
-        return _hull(values if one else values.mean(n), default)
+            return finite((*found, *default)) if found is not None else hull(spaced(values, n), default)
+        return hull(values if one else values.mean(n), default)
+
+    def may_fail(self, k: int) -> bool:
+        """Whether aggregate k may meet keys without a value, or different words."""
+        node = self.graph.nodes[k]
+        found = [s for s in map(self.of, node.arguments) if isinstance(s, Finite)]
+        return any(s.undefined for s in found) or (bool(found) and not found[0].numeric and not self.alike(node))
+
+    def alike(self, node: Node) -> bool:
+        """Whether the values that a query averages are surely all the same: those of one key, or of keys with one value."""
+        assert node.relation is not None
+        if self.cardinality(node.relation)[0]:
+            return True
+        if node.kind == "max" and self.graph.nodes[node.arguments[1]].kind == "indices":
+            return True
+        todo = [node.relation]
+        while todo:
+            relation = self.graph.relations[todo.pop()]
+            todo += relation.parts if relation.kind == "and" else ()
+            if relation.operation is not None and relation.kind == "select" and relation.operation.name == "eq":
+                keys = self.supports[relation.keys]
+                if keys == (relation.keys,) == self.supports[node.arguments[0]]:
+                    return True
+        return False
 
     def cardinality(self, r: int) -> tuple[bool, bool, bool]:
         """What is known of a relation: it selects at most one key, every position selects itself, every query selects some key."""
@@ -243,16 +215,17 @@ class Inference:
             if isinstance(found, Finite) and not found.numeric:
                 self.problems.append(f"{self.text(k)}: the {what} are no numbers")
                 return None
-        return _hull(replace(range_of(values), denominator=None, raw=False), (node.value,))
+        return hull(replace(range_of(values), denominator=None, raw=False), (node.value,))
 
     def _elementwise(self, k: int, node: Node) -> None:
         arguments = node.arguments
         joint = tuple(sorted({s for a in arguments for s in self.supports[a]}))
-        for support in (joint, tuple(sorted(set(arguments) - self._constants(arguments)))):
+        direct = tuple(sorted(set(arguments) - self._constants(arguments)))
+        for support, most in ((joint, self.joint), (direct, JOINT), (joint, JOINT)):
             sets = [self.finite_set(s) for s in support]
-            if all(s is not None for s in sets) and math.prod(len(s.values) for s in sets if s) <= JOINT:
-                if support != joint and any(s.undefined for s in sets if s):
-                    break
+            if all(s is not None for s in sets) and math.prod(len(s.values) for s in sets if s) <= most:
+                if support is direct and any(s.undefined or not s.values for s in sets if s):
+                    continue
                 self._finish(k, support, self._tabulated(node, support))
                 return
         assert node.operation is not None
@@ -265,6 +238,8 @@ class Inference:
                 return
             ranges.append(range_of(found))
         name = node.operation.name
+        if name in DISCRETE:
+            ranges = [self.compared_range(a, arguments) for a in arguments]
         if name == "mul" and arguments[0] == arguments[1]:
             name, ranges = "pow", [ranges[0], Real(2.0, 2.0, 1)]  # a square is not negative
         result = real_operation(name, ranges)
@@ -276,6 +251,13 @@ class Inference:
             self._finish_source(k, Finite(tuple(range(int(result.low), int(result.high) + 1))))
         else:
             self.values[k] = result
+
+    def compared_range(self, k: int, arguments: tuple[int, ...]) -> Real:
+        """The range of one side of a comparison: whole numbers of a set beside an input are as exact as that (they are computed so)."""
+        found = self.of(k)
+        other = any(isinstance(self.of(a), Real) and self.of(a).raw for a in arguments)  # type: ignore[union-attr]
+        whole = isinstance(found, Finite) and all(float(v).is_integer() and abs(v) < 2**20 for v in found.values)
+        return replace(range_of(found), raw=True) if other and whole else range_of(found)
 
     def _finish_source(self, k: int, found: Finite) -> None:
         """A node whose values are a set but not a table: others take it as a source."""
@@ -297,7 +279,8 @@ class Inference:
     def _tabulated(self, node: Node, support: tuple[int, ...]) -> Table:
         assert node.operation is not None
         columns = [self.spread(a, support) for a in node.arguments]
-        out = np.frompyfunc(_reachable(node.operation), len(columns), 1)(*columns)
+        with np.errstate(all="ignore"):  # the operation says itself where it has no value
+            out = np.frompyfunc(_reachable(node.operation), len(columns), 1)(*columns)
         out = np.broadcast_to(np.asarray(out, dtype=object), tuple(len(self._set(s).values) for s in support))
         beyond = self._beyond(support)
         if beyond is not None:
@@ -344,7 +327,10 @@ def real_operation(name: str, ranges: list[Real]) -> Real | str:
     """The range of an operation of real numbers, or why it has none."""
     if name not in RULES:
         return f"{name} is not an operation of real numbers (those are {', '.join(sorted(RULES))})"
-    return RULES[name](*ranges)
+    found = RULES[name](*ranges)
+    if isinstance(found, Real) and not math.isfinite(found.high - found.low):
+        return "its value may be too large for a float"
+    return found
 
 
 def _reachable(operation: Operation) -> Callable[..., Value]:
@@ -352,39 +338,3 @@ def _reachable(operation: Operation) -> Callable[..., Value]:
         return UNREACHABLE if any(v is UNREACHABLE for v in values) else operation(*values)
 
     return apply
-
-
-def means(values: Finite, n: int) -> list[float] | None:
-    """All averages of 1 to n numbers of a set, or None where there are more than :data:`SET`.
-
-    With D a common denominator the sums of k values are among the multiples of 1/D between k min and k max.
-    """
-    exact = [rational(float(v)) for v in values.values]
-    numbers = [f for f in exact if f is not None]
-    if len(numbers) < len(exact):
-        return None
-    common = math.lcm(*(f.denominator for f in numbers))
-    low, high = (int(extreme * common) for extreme in (min(numbers), max(numbers)))
-    step = math.gcd(*(int(f * common) - low for f in numbers)) or 1
-    if (high - low) // step * n * (n + 1) // 2 > 4 * SET:
-        return None
-    found = {Fraction(p, k * common) for k in range(1, n + 1) for p in range(k * low, k * high + 1, step)}
-    return [float(f) if f.denominator > 1 else int(f) for f in sorted(found)] if len(found) <= SET else None
-
-
-def spaced(values: Finite, n: int) -> Real:
-    """The range of averages of up to n numbers of a set: p/(D k) with D a common denominator of them."""
-    found = range_of(values)
-    exact = [rational(float(v)) for v in values.values]
-    if found.denominator is None or any(f is None for f in exact):
-        return Real(found.low, found.high)
-    common = math.lcm(*(f.denominator for f in exact if f is not None)) * n
-    return Real(found.low, found.high, common if common <= LARGEST_DENOMINATOR else None)
-
-
-def _hull(r: Real, extra: tuple[int | float, ...]) -> Real:
-    if not extra:
-        return r
-    other = range_of(finite(extra))
-    denominator = None if r.denominator is None or other.denominator is None else max(r.denominator, other.denominator)
-    return replace(r, low=min(r.low, other.low), high=max(r.high, other.high), denominator=denominator, raw=False)
