@@ -30,6 +30,8 @@ class Stream:
     erased: dict[int, list[int]]
     names: tuple[tuple[str, ...], ...]
     """Of every place, the names of what lives there, one after the other."""
+    written: dict[str, tuple[int, int]]
+    """Where a coordinate is found by its name: its place, and the number of stages after which it is there."""
 
     def column(self, form: Form, dtype: torch.dtype) -> Tensor:
         """A form as a probe column (width,)."""
@@ -99,7 +101,13 @@ def allocate(plan: Plan, outputs: Iterable[Form]) -> Stream:
             names.append([])
         place[c], living[p] = p, (last[c], time)
         names[p].append(plan.coordinates[c].name)
-    return Stream(place, len(living) + 1, dict(erased), (*tuple(tuple(n) for n in names), ("constant",)))
+    written = {plan.coordinates[c].name: (p, _stages_until(plan, erased, plan.coordinates[c].time)) for c, p in place.items()}
+    return Stream(place, len(living) + 1, dict(erased), (*tuple(tuple(n) for n in names), ("constant",)), written)
+
+
+def _stages_until(plan: Plan, erased: Iterable[int], time: int) -> int:
+    """How many stages there are up to a time: times at which nothing happens have none."""
+    return len({w.time for w in (*plan.heads, *plan.units) if w.time <= time} | {t for t in erased if t <= time})
 
 
 def assemble(

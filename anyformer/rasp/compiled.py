@@ -69,6 +69,8 @@ class CompiledProgram:
     notes: tuple[str, ...] = ()
     """Where the network is right up to the tie width of average-hard attention only."""
     seconds: float = 0.0
+    written: dict[str, tuple[int, int]] = field(default_factory=dict, repr=False)
+    """Of every coordinate by name: its place in the stream, and after how many stages it is there (not kept in a folder)."""
     _ids: dict[Any, int] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
@@ -95,7 +97,7 @@ class CompiledProgram:
         with torch.no_grad():
             return self.network.run_stream(x, ctx, patterns=patterns, streams=streams)
 
-    def run_numbers(self, numbers: Float[Tensor, "batch n"]) -> Float[Tensor, "batch n out"]:
+    def run_numbers(self, numbers: Float[Tensor, "batch n"], streams: list[Tensor] | None = None) -> Float[Tensor, "batch n out"]:
         """The network's outputs on real-valued tokens, a differentiable function of them. They are not checked against the vocabulary."""
         ids = torch.zeros(numbers.shape, dtype=torch.int64)
         x = self.network.first_stream(ids, Context.of(ids))
@@ -103,7 +105,7 @@ class CompiledProgram:
             given = torch.zeros(x.shape[-1], dtype=x.dtype)
             given[self.token_place] = 1.0
             x = x + numbers.to(x.dtype)[..., None] * given
-        return self.network.run_stream(x, Context.of(ids))
+        return self.network.run_stream(x, Context.of(ids), streams=streams)
 
     def first_stream(self, inputs: List[List[Any]]) -> tuple[Tensor, Tensor]:
         """Token ids (inputs, n), all 0 where tokens are real numbers, and the stream before the first layer."""

@@ -101,6 +101,7 @@ def compile(
         text=printed(program),
         token_place=place,
         names=stream.names,
+        written=stream.written,
         mode=mode,
         error=realisation.error(root),
         causal=causal != "no",
