@@ -354,7 +354,7 @@ def _reachable(operation: Operation) -> Callable[..., Value]:
     return apply
 
 
-def means(values: Finite, n: int) -> list[float] | None:
+def means(values: Finite, n: int) -> list[int | float] | None:
     """All averages of 1 to n numbers of a set, or None where there are more than :data:`SET`.
 
     With D a common denominator the sums of k values are among the multiples of 1/D between k min and k max.
