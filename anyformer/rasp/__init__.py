@@ -1,7 +1,9 @@
 """RASP: programs of sequences and selectors, their interpreter, and their compiler to transformer weights."""
 
+from anyformer.rasp.bridge import to_transformer_bridge as to_transformer_bridge
 from anyformer.rasp.compiled import CompiledProgram as CompiledProgram
 from anyformer.rasp.compiling import compile as compile
+from anyformer.rasp.drawing import draw_attention as draw_attention
 from anyformer.rasp.interpreter import Evaluation as Evaluation
 from anyformer.rasp.interpreter import interpret as interpret
 from anyformer.rasp.language.environment import Environment as Environment

@@ -130,6 +130,12 @@ class CompiledProgram:
 
         save(self, folder)
 
+    def draw(self, path: str | Path, tokens: List[Any] | None = None) -> None:
+        """Draw the computation flow on an example input (:func:`anyformer.rasp.drawing.draw`): PNG, PDF or SVG by the suffix; extra ``viz``."""
+        from anyformer.rasp.drawing import draw
+
+        draw(self, path, tokens)
+
     def require(self, tokens: List[Any]) -> None:
         """Raise unless this is an input that the program was compiled for."""
         if not 1 <= len(tokens) <= self.max_length:

@@ -273,6 +273,11 @@ class SequenceSimulator(Machine):
         return rows.to(program.dtype)
 
     @property
+    def longest(self) -> int:  # type: ignore[override]
+        """The longest sequence that it runs."""
+        return self.recipe.length
+
+    @property
     def cacheable(self) -> bool:
         return False
 
