@@ -127,12 +127,13 @@ class SequenceSimulator(Machine):
 
     @classmethod
     def recipe_for(
-        cls, network_class: NetworkClass, length: int = 8, bound: int | float = 1000.0, logits: int | float = 2000.0
+        cls, network_class: NetworkClass, length: int | None = None, bound: int | float = 1000.0, logits: int | float = 2000.0
     ) -> SimulatorRecipe:
         _require_simulable(network_class)
         c = network_class.for_tree()
         kept = NetworkClass(c.stages, c.outputs, network_class.features, constant=network_class.constant)
-        return SimulatorRecipe(kept, length, float(bound), float(logits))
+        longest = network_class.max_positions or SimulatorRecipe.length if length is None else length
+        return SimulatorRecipe(kept, longest, float(bound), float(logits))
 
     def admit(self, network_class: NetworkClass) -> None:
         super().admit(network_class)
