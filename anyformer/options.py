@@ -38,8 +38,8 @@ class Compile:
     output: Output
     """Folder for the program."""
     backbone: str = "path-tree"
-    """Which machine: path-tree, looped, chain, composition, random, stored-program, or (attention alone) frozen-masked or frozen-random,
-    on which programs are learned."""
+    """Which machine: path-tree, looped, chain, composition, random, stored-program, sequence-simulator (attention, residual or not), or
+    (attention alone) frozen-masked or frozen-random, on which programs are learned."""
     seed: int | None = None
     """Random backbones: the seed (default 0)."""
     width: int | None = None
