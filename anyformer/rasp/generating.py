@@ -125,5 +125,5 @@ def largest(meaning: Evaluation) -> float:
     for values in meaning.parts():
         for value in values:
             if isinstance(value, (int, float)):
-                found = max(found, abs(value))
+                found = max(found, abs(float(value)))
     return found
