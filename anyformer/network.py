@@ -20,6 +20,7 @@ from anyformer.classes import BranchClass, NetworkClass, StageClass, inner_opera
 from anyformer.errors import AnyformerError, OutsideClass
 from anyformer.maps import ConstantMap, DiagonalMap, IdentityMap, LinearMap, LowRankMap
 from anyformer.operators import Attention, Context, Operator, TokenMap
+from anyformer.operators import primitives as P
 from anyformer.operators.operator import INTEGERS
 
 
@@ -163,8 +164,13 @@ class Network:
         if self.positions is not None:
             check_positions(ctx.positions, self.positions.shape[0])
             x = x + F.embedding(ctx.positions, self.positions)
+        return self.stream(x, ctx, patterns) @ self.final_readout()
+
+    def stream(self, x: Any, ctx: Context, patterns: list[Any] | None = None) -> Any:
+        """The stream (batch, n, D_out) after all stages, from the stream (batch, n, D) before the first: tensors, or arrays of any other
+        arithmetic that the primitives know, in which the weights are then said."""
         for stage in self.stages:
-            shared = None if stage.shared is None else x @ stage.shared
+            shared = None if stage.shared is None else x @ P.weight(x, stage.shared)
             total = None
             for branch in stage.branches:
                 token_map = apply_operator(branch.operator, shared, x, branch.probes, ctx)
@@ -174,7 +180,7 @@ class Network:
                 total = part if total is None else total + part
             assert total is not None
             x = total
-        return x @ self.final_readout()
+        return x
 
     def tensors(self) -> Iterator[Tensor]:
         """All tensors of the network, one after the other."""
@@ -184,9 +190,9 @@ class Network:
             yield from (t for t in own if t is not None)
 
 
-def apply_operator(op: Operator, shared: Tensor | None, x: Tensor, probes: Tensor | None, ctx: Context) -> TokenMap:
+def apply_operator(op: Operator, shared: Any, x: Any, probes: Tensor | None, ctx: Context) -> TokenMap:
     """Read the probes from a stream and form the operator's maps on tokens."""
-    own = x.new_zeros(*x.shape[:-1], 0) if probes is None else x @ probes
+    own = x[..., :0] if probes is None else x @ P.weight(x, probes)
     return op(shared, own.reshape(*x.shape[:-1], op.count, op.reads), ctx)
 
 
