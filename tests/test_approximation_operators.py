@@ -28,6 +28,7 @@ from anyformer.operators import (
     Neighbours,
     Normed,
     Performer,
+    Polynomial,
     RelativeBias,
     RMSNorm,
     Rotary,
@@ -50,6 +51,7 @@ OPERATORS_IN_BALLS = [
     Attention(2, 3, kernel=FeatureMap()),
     Attention(2, 3, kernel=Performer(5, 1)),
     Attention(2, 3, kernel=Landmarks(3)),
+    Attention(2, 3, kernel=Polynomial(3, -0.5)),
     Linformer(2, 3, E, F),
     Gate(3, "gelu"),
     Gate(3, "relu"),
@@ -75,6 +77,10 @@ class TestLandmarks(OperatorConformance):
     operator = Attention(2, 3, kernel=Landmarks(3, 0.1, 6, 5))
 
 
+class TestPolynomial(OperatorConformance):
+    operator = Attention(2, 3, kernel=Polynomial(2, 0.5))
+
+
 class TestLinformer(OperatorConformance):
     operator = Linformer(2, 3, E, F)
 
@@ -92,6 +98,13 @@ def test_linformer_is_attention_to_mixtures_of_the_tokens():
         q, k = own[0, :, h, :3], own[0, :, h, 3:]
         expected = torch.softmax(q @ (e @ k).T / math.sqrt(3), -1) @ f
         close(op(None, own, ctx).weights[0, h], expected, 1e-12)
+
+
+def test_polynomial_kernel():
+    op = TestPolynomial.operator
+    own, ctx = own_and_context(op)
+    q, k = own[0, :, 1, :3], own[0, :, 1, 3:]
+    close(op(None, own, ctx).weights[0, 1], (q @ k.T / math.sqrt(3) + 0.5) ** 2, 1e-12)
 
 
 def test_landmarks_approach_the_gaussian_kernel():

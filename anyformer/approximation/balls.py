@@ -16,10 +16,17 @@ from torch import Tensor
 from anyformer.errors import AnyformerError
 from anyformer.operators import primitives as P
 
-try:
-    import flint
-except ImportError:  # the extra ``exact``
-    flint = None  # type: ignore[assignment]
+
+def _load() -> Any:
+    """python-flint, or None without the extra ``exact``."""
+    try:
+        import flint
+    except ImportError:
+        return None
+    return flint
+
+
+flint = _load()
 
 
 class Undecided(AnyformerError):
@@ -160,4 +167,4 @@ def _(like: Balls, share: Any) -> tuple[Balls, Balls]:
 
 @P.cos_sin.register
 def _(like: Balls, places: Any, frequencies: tuple[float, ...]) -> tuple[Balls, Balls]:
-    return _angles(balls(places)[..., None] * balls(frequencies), 1, "cos", "sin")
+    return _angles(balls(balls(places)[..., None] * balls(frequencies)), 1, "cos", "sin")

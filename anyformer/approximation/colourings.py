@@ -88,14 +88,16 @@ class _Search:
 
 def choose(colours: np.ndarray) -> int | None:
     """The first vertex of the smallest cell that has more than one; None where all are alone."""
-    values, first, counts = np.unique(colours, return_index=True, return_counts=True)
+    _, first, counts = np.unique(colours, return_index=True, return_counts=True)
     open_cells = np.flatnonzero(counts > 1)
     return None if not len(open_cells) else int(first[open_cells[np.argmin(counts[open_cells])]])
 
 
 def mapping(a: Coloured, b: Coloured) -> Permutation | None:
     """One map of A onto B that keeps the structure, or None where there is none."""
-    if len(a.vertices) != len(b.vertices):
+    if len(a.vertices) != len(b.vertices) or not np.array_equal(np.sort(a.vertices), np.sort(b.vertices)):
+        return None
+    if not np.array_equal(np.sort(a.pairs, axis=None), np.sort(b.pairs, axis=None)):
         return None
     search = _Search(a, b)
     return search.finish(search.start())

@@ -16,6 +16,7 @@ from anyformer.operators.kernels import FeatureMap as FeatureMap
 from anyformer.operators.kernels import Kernel as Kernel
 from anyformer.operators.kernels import Landmarks as Landmarks
 from anyformer.operators.kernels import Performer as Performer
+from anyformer.operators.kernels import Polynomial as Polynomial
 from anyformer.operators.kernels import Softmax as Softmax
 from anyformer.operators.masks import Bidirectional as Bidirectional
 from anyformer.operators.masks import Causal as Causal

@@ -176,6 +176,27 @@ class Performer(_Features):
 
 
 @dataclass(frozen=True)
+class Polynomial(Kernel):
+    """``A_ij = (s q_i . k_j + offset)^degree``, rows not normalised; degree 1 and offset 0 is linear attention."""
+
+    degree: int = 1
+    offset: float = 0.0
+    additive_bias = False
+    normalised = False
+
+    def __post_init__(self) -> None:
+        require_size("Polynomial", "degree", self.degree)
+        require_number("Polynomial", "offset", self.offset)
+
+    def __call__(self, q: Any, k: Any, bias: Any, allowed: Any, sink: bool) -> Any:
+        base = P.products(q, k) + self.offset
+        power = base
+        for _ in range(self.degree - 1):
+            power = power * base
+        return P.select(power, allowed, 0.0)
+
+
+@dataclass(frozen=True)
 class Landmarks(Kernel):
     """SkyFormer (Chen et al. 2021): the Gaussian kernel through ``landmarks`` fixed points L, rows not normalised,
 
