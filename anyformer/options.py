@@ -211,6 +211,35 @@ class Reproduce:
 
 
 @dataclass(frozen=True)
+class Certify:
+    """Is this attention a universal approximator of G-equivariant maps (continuous, on compact sets, in L^p), and how is that known? Exit code 1
+    unless the answer is yes.
+
+    Example: anyformer certify softmax --tokens 5 --dim 2 --layers 1 --group symmetric
+    """
+
+    subject: Annotated[Positional[str], arg(metavar="SUBJECT")]
+    """A family (softmax, causal-softmax, rbf, performer, linear-relu, linformer, skyformer, longformer, bigbird, mean-pooling, fnet, cyclic,
+    dihedral, ...), or module:Class of a PyTorch module (batch, n, d) -> (batch, n, d), whose code is then imported and run."""
+    tokens: int
+    """n, fixed."""
+    dim: int
+    """d, features of a token."""
+    layers: int = 1
+    """m, attention layers at most; feed-forward layers are free."""
+    group: str = "auto"
+    """G: symmetric, trivial, cyclic, dihedral, reflection, causal (all causal maps), auto (the smallest that can be claimed), or generators as
+    JSON: [[1,0,2]] with the image of each position."""
+    kwargs: str = "{}"
+    """Arguments of module:Class, as one JSON object."""
+    activation: str = "relu"
+    """Of the feed-forward layers between."""
+    bits: int = 128
+    """Precision of ball arithmetic."""
+    as_json: AsJson = False
+
+
+@dataclass(frozen=True)
 class Limits:
     """What a fixed machine cannot do and what it needs: the lower bound, widths below N, LayerNorm, random weights (docs/limits.md).
 

@@ -494,7 +494,6 @@ def test_feed_forward_layers_that_are_explained(feed_forward, norm, blocker):
 
 def test_lipschitz_bounds_are_bounds():
 
-
     x = torch.linspace(-8, 8, 200_001, dtype=torch.float64)
     for name, bound in LIPSCHITZ.items():
         slopes = FUNCTIONS[name](x).diff() / x.diff()

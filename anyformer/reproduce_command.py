@@ -1,0 +1,51 @@
+"""``anyformer reproduce``: the tables of the papers, each one command."""
+
+import contextlib
+from dataclasses import asdict
+from typing import Any
+
+from anyformer.errors import AnyformerError
+from anyformer.options import Reproduce
+
+
+def reproduce(options: Reproduce) -> tuple[dict[str, Any], int]:
+    """Run the table that the options name; returns what ``--json`` prints, and the exit code."""
+    from anyformer.console import reproduce_progress, show_table
+    from anyformer.experiments.tables import cells
+    from anyformer.experiments.tables import reproduce as reproduce_table
+
+    if options.table == "learnability":
+        return _learnability(options)
+    count = len(cells(options.table, options.profile, options.only)) * len(options.seeds)
+    said = " ".join(["anyformer reproduce", options.table, "--profile", options.profile, "--seeds", *map(str, options.seeds)])
+    with contextlib.ExitStack() as stack:
+        executor = stack.enter_context(_engine(options))
+        report = stack.enter_context(reproduce_progress(quiet=options.as_json, runs=count))
+        where = (options.output, options.runs, executor, options.only)
+        result = reproduce_table(options.table, options.profile, options.seeds, *where, command=said, report=report)
+    if not options.as_json:
+        show_table(options.table, result, options.output)
+    return result | {"rows": [asdict(row) for row in result["rows"]]}, 1 if result["failures"] else 0
+
+
+def _learnability(options: Reproduce) -> tuple[dict[str, Any], int]:
+    from anyformer.console import reproduce_progress, show
+    from anyformer.experiments.learnability import CHOICES, RANDOM, learnability, markdown
+
+    if options.only:
+        raise AnyformerError("reproduce: --only chooses cells of table1 and table2; learnability is run whole")
+    said = " ".join(["anyformer reproduce learnability --seeds", *map(str, options.seeds)])
+    with contextlib.ExitStack() as stack:
+        executor = stack.enter_context(_engine(options))
+        count = (len(CHOICES) + len(RANDOM)) * len(options.seeds)
+        report = stack.enter_context(reproduce_progress(quiet=options.as_json, runs=count))
+        result = learnability(options.seeds, options.output, options.runs, executor, command=said, report=report)
+    if not options.as_json:
+        show(markdown(result["lines"], said))
+    return result | {"lines": [asdict(line) for line in result["lines"]]}, 1 if result["failures"] else 0
+
+
+def _engine(options: Reproduce) -> Any:
+    from anyformer.learning.sweeps import RayExecutor
+
+    return RayExecutor() if options.engine == "ray" else contextlib.nullcontext()
