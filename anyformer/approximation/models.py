@@ -92,6 +92,12 @@ def _feed_forward(draw: Draw, d: int, width: int) -> Stage:
     return Stage((Branch(Identity(), None, IdentityMap(width)), units))
 
 
+def feed_forward_network(draw: Draw, d: int) -> Network:
+    """One residual tanh layer on d features and the constant, alone."""
+    embedding = torch.cat((torch.zeros(1, d), torch.ones(1, 1)), 1).double()
+    return Network(embedding, (_feed_forward(draw, d, d + 1),), constant=True)
+
+
 def _attention(architecture: Architecture, layer: Layer, draw: Draw, width: int, inside: bool, zero_data: bool) -> Stage:
     d = architecture.dim
     keep = torch.eye(width, dtype=torch.float64)
