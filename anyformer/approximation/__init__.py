@@ -22,6 +22,8 @@ from anyformer.approximation.groups import reflection as reflection
 from anyformer.approximation.groups import symmetric as symmetric
 from anyformer.approximation.groups import trivial as trivial
 from anyformer.approximation.groups import wreath as wreath
+from anyformer.approximation.testing import assert_equivariant as assert_equivariant
+from anyformer.approximation.testing import assert_universal as assert_universal
 from anyformer.approximation.verdict import Claim as Claim
 from anyformer.approximation.verdict import Hypothesis as Hypothesis
 from anyformer.approximation.verdict import LayerBounds as LayerBounds

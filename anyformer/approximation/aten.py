@@ -4,6 +4,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.fx.node import map_arg
 
 
 def _aten(*names: str) -> frozenset[str]:
@@ -20,8 +21,10 @@ MOVES = _aten(
 """Moved without change: a mask of varying numbers is moved alike."""
 
 COPIES = _aten("_to_copy.default", "copy.default")
-SAME = _aten("exp.default", "tanh.default", "erf.default", "sigmoid.default", "silu.default", "gelu.default", "neg.default", "cos.default",
-             "sin.default", "softplus.default", "rsub.Scalar", "expm1.default", "atan.default")  # fmt: skip
+SAME = _aten(
+    "exp.default", "tanh.default", "erf.default", "sigmoid.default", "silu.default", "gelu.default", "neg.default",
+    "cos.default", "sin.default", "softplus.default", "rsub.Scalar", "expm1.default", "atan.default"
+)  # fmt: skip
 SUMS = _aten("add.Tensor", "add_.Tensor", "sub.Tensor", "add.Scalar", "sub.Scalar")
 TIMES = _aten("mul.Tensor", "mul_.Tensor", "mul.Scalar")
 CONTRACTIONS = _aten("mm.default", "bmm.default", "addmm.default", "baddbmm.default", "matmul.default")
@@ -39,25 +42,38 @@ LINEAR = _aten(
 INTEGER_POWERS = _aten("pow.Tensor_Scalar", "square.default")
 
 ALWAYS_ANALYTIC = MOVES | COPIES | SAME | SUMS | TIMES | CONTRACTIONS | REDUCTIONS | SOFTMAX | CHOICES | LINEAR
-CONDITIONAL = _aten("div.Tensor", "div.Scalar", "reciprocal.default", "sqrt.default", "rsqrt.default", "log.default", "pow.Tensor_Scalar",
-                    "native_layer_norm.default", "_fused_rms_norm.default", "div_.Tensor", "div_.Scalar", "var.correction", "square.default")  # fmt: skip
+CONDITIONAL = _aten(
+    "div.Tensor", "div.Scalar", "reciprocal.default", "sqrt.default", "rsqrt.default", "log.default", "pow.Tensor_Scalar",
+    "native_layer_norm.default", "_fused_rms_norm.default", "div_.Tensor", "div_.Scalar", "var.correction", "square.default"
+)  # fmt: skip
 """Analytic where an argument does not vanish."""
-KINKS = _aten("relu.default", "abs.default", "amax.default", "amin.default", "max.default", "max.dim", "maximum.default", "minimum.default", "clamp.default",
-              "clamp_min.default", "clamp_max.default", "linalg_vector_norm.default", "acos.default", "elu.default", "leaky_relu.default",
-              "hardtanh.default", "_cdist_forward.default", "logsumexp.default", "min.default", "_euclidean_dist.default")  # fmt: skip
-HARD = _aten("topk.default", "sort.default", "sort.stable", "argmax.default", "argmin.default", "argsort.default", "sign.default", "floor.default",
-             "round.default", "ceil.default", "eq.Tensor", "eq.Scalar", "gt.Tensor", "ge.Tensor", "lt.Tensor", "le.Tensor", "gt.Scalar", "ge.Scalar", "lt.Scalar",
-             "le.Scalar", "gather.default", "scatter.value", "scatter.src", "index.Tensor", "index_put.default", "one_hot.default", "ne.Scalar",
-             "nonzero.default", "kthvalue.default", "median.default", "scatter_.value", "bucketize.Tensor", "trunc.default", "sgn.default")  # fmt: skip
+KINKS = _aten(
+    "relu.default", "abs.default", "amax.default", "amin.default", "max.default", "max.dim", "maximum.default",
+    "minimum.default", "clamp.default", "clamp_min.default", "clamp_max.default", "linalg_vector_norm.default",
+    "acos.default", "elu.default", "leaky_relu.default", "hardtanh.default", "_cdist_forward.default", "logsumexp.default",
+    "min.default", "_euclidean_dist.default"
+)  # fmt: skip
+HARD = _aten(
+    "topk.default", "sort.default", "sort.stable", "argmax.default", "argmin.default", "argsort.default", "sign.default",
+    "floor.default", "round.default", "ceil.default", "eq.Tensor", "eq.Scalar", "gt.Tensor", "ge.Tensor", "lt.Tensor",
+    "le.Tensor", "gt.Scalar", "ge.Scalar", "lt.Scalar", "le.Scalar", "gather.default", "scatter.value", "scatter.src",
+    "index.Tensor", "index_put.default", "one_hot.default", "ne.Scalar", "nonzero.default", "kthvalue.default",
+    "median.default", "scatter_.value", "bucketize.Tensor", "trunc.default", "sgn.default"
+)  # fmt: skip
 """A choice: on data that vary they are not continuous, and no theorem here speaks of them."""
-RANDOM = _aten("bernoulli.default", "rand.default", "randn.default", "randint.default", "randint.low", "randperm.default", "rand_like.default", "randn_like.default",
-               "native_dropout.default", "normal_.default", "uniform_.default", "multinomial.default", "bernoulli.p", "bernoulli_.float",
-               "randint_like.default", "exponential_.default", "random_.default")  # fmt: skip
-CONSTANTS = _aten("eye.default", "eye.m", "ones.default", "zeros.default", "full.default", "arange.default", "arange.start", "arange.start_step",
-                  "scalar_tensor.default", "empty.memory_format", "new_zeros.default", "new_ones.default", "new_full.default", "zeros_like.default",
-                  "ones_like.default", "full_like.default", "tril.default", "triu.default", "logical_not.default", "bitwise_not.default", "logical_and.default",
-                  "bitwise_and.Tensor", "bitwise_or.Tensor", "sym_size.int", "empty_like.default", "new_empty.default", "fill.Scalar", "any.dim",
-                  "all.default", "any.default")  # fmt: skip
+RANDOM = _aten(
+    "bernoulli.default", "rand.default", "randn.default", "randint.default", "randint.low", "randperm.default",
+    "rand_like.default", "randn_like.default", "native_dropout.default", "normal_.default", "uniform_.default",
+    "multinomial.default", "bernoulli.p", "bernoulli_.float", "randint_like.default", "exponential_.default",
+    "random_.default"
+)  # fmt: skip
+CONSTANTS = _aten(
+    "eye.default", "eye.m", "ones.default", "zeros.default", "full.default", "arange.default", "arange.start",
+    "arange.start_step", "scalar_tensor.default", "empty.memory_format", "new_zeros.default", "new_ones.default",
+    "new_full.default", "zeros_like.default", "ones_like.default", "full_like.default", "tril.default", "triu.default",
+    "logical_not.default", "bitwise_not.default", "logical_and.default", "bitwise_and.Tensor", "bitwise_or.Tensor",
+    "sym_size.int", "empty_like.default", "new_empty.default", "fill.Scalar", "any.dim", "all.default", "any.default"
+)  # fmt: skip
 """Made from shapes, or Boolean arithmetic of masks."""
 
 
@@ -77,7 +93,7 @@ def taint(node: Any, known: dict[Any, Any], masked: float) -> tuple[Any, Any]:
     """(value, levels) of one operation, from those of its arguments; the highest level of all arguments where nothing better is known."""
 
     def values(x: Any) -> Any:
-        return torch.fx.node.map_arg(x, lambda a: known[a][0])
+        return map_arg(x, lambda a: known[a][0])
 
     name = name_of(node)
     value = node.target(*values(node.args), **values(node.kwargs))
@@ -110,7 +126,7 @@ def _moved(node: Any, known: dict[Any, Any]) -> Any:
         return _map(known[a][1], lambda m: m.contiguous())
 
     return node.target(
-        *torch.fx.node.map_arg(node.args, levels), **{k: v for k, v in node.kwargs.items() if k not in ("memory_format", "dtype")}
+        *map_arg(node.args, levels), **{k: v for k, v in node.kwargs.items() if k not in ("memory_format", "dtype")}
     )
 
 

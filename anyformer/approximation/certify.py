@@ -8,13 +8,15 @@ from torch import nn
 
 from anyformer.approximation.architecture import Architecture, Layer
 from anyformer.approximation.balls import require_flint
-from anyformer.approximation.certifying import BITS, certify_architecture
+from anyformer.approximation.certifying import certify_architecture
 from anyformer.approximation.families import REMARKS, family
 from anyformer.approximation.feedforward import FeedForward
-from anyformer.approximation.foreign import certify_module, plain_call
+from anyformer.approximation.foreign import certify_module
 from anyformer.approximation.groups import Group, group_of
+from anyformer.approximation.question import BITS
 from anyformer.approximation.tracing import Call
 from anyformer.approximation.verdict import Verdict
+from anyformer.approximation.zoo import call_of
 from anyformer.errors import AnyformerError, require_size
 from anyformer.operators import Operator
 
@@ -28,7 +30,7 @@ def certify(
     group: str | Group | Sequence[Sequence[int]] = "auto",
     feed_forward: FeedForward | None = None,
     bits: int = BITS,
-    call: Call = plain_call,
+    call: Call | None = None,
 ) -> Verdict:
     """Is G-UAP(m) true of this kind of attention (arXiv 2506.23551, Definition 1), and how is it known?
 
@@ -41,7 +43,7 @@ def certify(
     require_flint()
     target = group if isinstance(group, str) and group in ("auto", "causal") else group_of(group, tokens)
     if isinstance(subject, nn.Module):
-        return certify_module(subject, tokens, dim, layers, target, feed_forward, call, bits)
+        return certify_module(subject, tokens, dim, layers, target, feed_forward, call or call_of(subject), bits)
     remark = ()
     if isinstance(subject, str):
         remark = (REMARKS[subject],) if subject in REMARKS else ()

@@ -1,8 +1,9 @@
 """The verdict on a PyTorch module ``g``, as the attention part of ``X + g(X)``: no by the traced graph, yes by balls on it, else samples.
 
-The module's own operations are traced; where they are analytic (after some parameters are put to 0, if need be: W_Q = 0 makes a stabiliser's maximum
-a constant) its members are evaluated in ball arithmetic and Corollary 1 is proved about the traced graph. Where the identity cannot be reached,
-Theorem 3 is used. Kinks that remain leave float64 samples of the module itself, with margins; choices (argmax, top-k, hashing) leave nothing.
+The module's own operations are traced; where they are analytic (after some parameters are put to 0, if need be: W_Q = 0 makes a
+stabiliser's maximum a constant) its members are evaluated in ball arithmetic and Corollary 1 is proved about the traced graph. Where the
+identity cannot be reached, Theorem 3 is used. Kinks that remain leave float64 samples of the module itself, with margins; choices (argmax,
+top-k, hashing) leave nothing.
 """
 
 import itertools
@@ -14,26 +15,19 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from anyformer.approximation.balls import Balls, balls
-from anyformer.approximation.certifying import EQUIVARIANT
+from anyformer.approximation.balls import Balls, Undecided, balls
 from anyformer.approximation.feedforward import FeedForward, feed_forward_condition
 from anyformer.approximation.graph_balls import evaluate, supported
 from anyformer.approximation.groups import Group, group_of, symmetric, trivial
 from anyformer.approximation.models import Draw, feed_forward_network
 from anyformer.approximation.probing import MARGIN, Certificate, Probe, certify_by_probing
+from anyformer.approximation.question import DRAWS, EQUIVARIANT
 from anyformer.approximation.subjects import Subject, examine
-from anyformer.approximation.tracing import Call, Traced, trace
+from anyformer.approximation.tracing import MASKED, Call, Traced, trace
 from anyformer.approximation.verdict import Claim, Hypothesis, LayerBounds, Verdict
 from anyformer.errors import AnyformerError
 from anyformer.network import Network
 from anyformer.operators import Context
-
-DRAWS = 3
-
-
-def plain_call(module: nn.Module, x: Tensor) -> Any:
-    """``module(x)``."""
-    return module(x)
 
 
 @dataclass(frozen=True, eq=False)
@@ -99,9 +93,9 @@ def certify_module(
     dim: int,
     layers: int,
     target: str | Group,
-    feed_forward: FeedForward | None = None,
-    call: Call = plain_call,
-    bits: int = 128,
+    feed_forward: FeedForward | None,
+    call: Call,
+    bits: int,
 ) -> Verdict:
     """The verdict on ``layers`` layers ``X + g(X)`` with parameters of their own, between feed-forward layers of any number."""
     name = type(module).__name__
@@ -128,60 +122,45 @@ def certify_module(
         return say("proved-family", True, "Theorem 1 with m = 0", because, layers=LayerBounds(0, 0), **about)
     traced = trace(subject.module, call, tokens, dim)
     if isinstance(traced, str):
-        return say(*_samples(Inquiry(subject, _untraced(subject), layers, target, bits), traced, say_claim=claim), **about)
+        return _sampled(say, claim, about, _samples(Inquiry(subject, _untraced(subject), layers, target, bits), traced))
     if traced.random:
         return say("unknown", None, "no theorem here", f"its forward draws random numbers: {', '.join(traced.random)}", **about)
     inquiry = Inquiry(subject, traced, layers, target, bits)
     missing = _unreachable(inquiry)
     if missing is not None:
         (s, u), always = missing
-        because = f"token {s} does not depend on token {u}" + (" at any depth" if always else f" in {layers} layers")
-        because += ": nothing of it arrives, whatever the parameters (traced graph, fixed scores <= -1e4 read as forbidden)"
-        return say(
-            "proved-impossible",
-            False,
-            "reason N1",
-            because,
-            layers=LayerBounds(impossible=True) if always else LayerBounds(),
-            **about,
-        )
+        depth = "at any depth" if always else f"in {layers} layers"
+        because = f"token {s} does not depend on token {u} {depth}: nothing of it arrives, whatever the parameters"
+        because += f" (traced graph, fixed scores <= -{MASKED:g} read as forbidden)"
+        return say("proved-impossible", False, "reason N1", because, layers=LayerBounds(impossible=always), **about)
     proof = _prove(inquiry)
-    if not isinstance(proof, str):
-        certificate, family, residual = proof
-        proved = certificate.remaining if target == "auto" else group
-        pairs = tokens * (tokens - 1)
-        because = (
-            f"{pairs}/{pairs} dependences and all separations outside G witnessed on the traced graph ({certificate.bits}-bit balls, smallest gap "
-            f"{certificate.gap:.3g}, {certificate.evaluations} evaluations{'; ' + family.says if family.says else ''})"
-        )
-        own = (
-            Hypothesis(
-                "H1 analytic, parameters connected",
-                "checked",
-                f"every traced operation is analytic{' on that sub-family' if family.says else ''}",
-            ),
-            Hypothesis(
-                "H2 identity reachable",
-                "checked" if residual else "failed",
-                "g = 0 at some parameters" if residual else "not reachable: Theorem 3",
-            ),
-        )
-        about["details"] = about["details"] | {
-            "certificate": certificate.to_json(),
-            "sub_family": family.says or "all parameters",
-        }
-        theorem = ("Corollary 1" if residual else "Theorem 3") + " (traced graph)"
-        return say(
-            "proved",
-            True,
-            theorem,
-            because,
-            hypotheses=own,
-            claim=replace(claim, group=proved),
-            layers=LayerBounds(1, layers),
-            **about,
-        )
-    return say(*_samples(inquiry, proof, say_claim=claim), **about)
+    if isinstance(proof, str):
+        return _sampled(say, claim, about, _samples(inquiry, proof))
+    certificate, family, residual = proof
+    pairs = tokens * (tokens - 1)
+    because = (
+        f"{pairs}/{pairs} dependences and all separations outside G witnessed on the traced graph ({certificate.bits}-bit balls, smallest gap "
+        f"{certificate.gap:.3g}, {certificate.evaluations} evaluations{'; ' + family.says if family.says else ''})"
+    )
+    how = f"every traced operation is analytic{' on that sub-family' if family.says else ''}"
+    own = (
+        Hypothesis("H1 analytic, parameters connected", "checked", how),
+        Hypothesis("H2 identity reachable", "checked" if residual else "failed", _H2[residual]),
+    )
+    about["details"] = about["details"] | {"certificate": certificate.to_json(), "sub_family": family.says or "all parameters"}
+    theorem = ("Corollary 1" if residual else "Theorem 3") + " (traced graph)"
+    claimed = replace(claim, group=certificate.remaining if target == "auto" else group)
+    return say("proved", True, theorem, because, hypotheses=own, claim=claimed, layers=LayerBounds(1, layers), **about)
+
+
+def _sampled(say: Any, claim: Claim, about: dict[str, Any], found: dict[str, Any]) -> Verdict:
+    """The verdict from what :func:`_samples` found."""
+    others = {k: found[k] for k in ("hypotheses",) if k in found}
+    if "certificate" in found:
+        about = about | {"details": about["details"] | {"certificate": found["certificate"]}}
+        others["claim"] = replace(claim, group=found["group"])
+        others["layers"] = LayerBounds(1, claim.layers)
+    return say(found["strength"], found["holds"], found["theorem"], found["reason"], **others, **about)
 
 
 def _group(target: str | Group, n: int) -> Group | None:
@@ -257,8 +236,11 @@ def _what_is_missing(certificate: Certificate) -> str:
 def _guess(inquiry: Inquiry, family: SubFamily, residual: bool) -> Group:
     """What float64 samples leave: the group to aim at where none was named."""
     probe = Probe(inquiry.n, inquiry.subject.dim, trivial(inquiry.n))
-    for r, member in enumerate(inquiry.members(family, exact=False)):
-        probe.draw(member, 1 + r, 2, inquiry.subject.state["noise"])
+    try:
+        for r, member in enumerate(inquiry.members(family, exact=False)):
+            probe.draw(member, 1 + r, 2, inquiry.subject.state["noise"])
+    except Undecided:
+        return symmetric(inquiry.n)
     return probe.remaining()
 
 
@@ -302,33 +284,50 @@ def _identity_reachable(inquiry: Inquiry, family: SubFamily) -> bool:
     return False
 
 
-def _samples(inquiry: Inquiry, blocker: str, say_claim: Claim) -> tuple[str, bool | None, str, str]:
-    """Corollary 1 (Theorem 3 without parameters) in float64 on the module itself; nothing where choices act on its data."""
+def _samples(inquiry: Inquiry, blocker: str) -> dict[str, Any]:
+    """Corollary 1 (Theorem 3 where the identity is not reached) in float64 on the module itself; nothing where choices act on its data."""
     subject, n = inquiry.subject, inquiry.n
-    if len(inquiry.traced.graph.graph.nodes):
-        seen = inquiry.traced.vary(subject.draw(0), {})
-        if seen.hard:
-            return (
-                "unknown",
-                None,
-                "no theorem here",
-                f"it chooses by its data ({', '.join(seen.hard)}): not continuous, no theorem here speaks of it",
-            )
-    residual = bool(subject.trained)
+    traced = bool(len(inquiry.traced.graph.graph.nodes))
+    if traced:
+        hard = inquiry.traced.vary(subject.draw(0), {}).hard
+        if hard:
+            return _unknown(f"it chooses by its data ({', '.join(hard)}): not continuous, no theorem here speaks of it")
+    everything = SubFamily({}, "")
+    residual = _identity_reachable(inquiry, everything) if traced else bool(subject.trained)
     noise = subject.state["noise"]
     probe = Probe(n, subject.dim, trivial(n))
-    for depth in (1, 2):
-        for r, member in enumerate(inquiry.members(SubFamily({}, ""), exact=False)):
-            probe.draw(member, 1 + r, depth, noise)
+    try:
+        for depth in (1, 2):
+            for r, member in enumerate(inquiry.members(everything, exact=False)):
+                probe.draw(member, 1 + r, depth, noise)
+    except Undecided as problem:
+        return _unknown(str(problem))
     remaining = probe.remaining()
     certificate = probe.certificate(None, remaining, None if residual else probe.stray())
-    group = say_claim.group if say_claim.group is not None else remaining
+    group = remaining if inquiry.target == "auto" else group_of(inquiry.target, n)
     needed = certificate.dependent | (np.eye(n, dtype=bool) & residual)
-    what = f"(no proof: {blocker})"
-    whole = len(group.orbits) == 1 and group.is_product_of_symmetric
-    if needed.all() and certificate.stray is None and (remaining.issubset(group) or (whole and residual)):
-        because = (
-            f"all inequalities hold in float64 with gaps above {MARGIN} times the noise {noise:.1e}, for G = {group.name} {what}"
-        )
-        return "certified-at-samples", True, "Corollary 1 at samples" if residual else "Theorem 3 at samples", because
-    return "unknown", None, "no theorem here", f"{_what_is_missing(certificate)} {what}"
+    no_proof = f"(no proof: {blocker})"
+    whole = residual and len(group.orbits) == 1 and group.is_product_of_symmetric
+    if not (needed.all() and certificate.stray is None and (whole or remaining.issubset(group))):
+        return _unknown(f"{_what_is_missing(certificate)} {no_proof}")
+    return {
+        "strength": "certified-at-samples",
+        "holds": True,
+        "theorem": "Corollary 1 at samples" if residual else "Theorem 3 at samples",
+        "reason": f"all inequalities hold in float64, {MARGIN} times above the noise {noise:.1e} {no_proof}",
+        "hypotheses": (
+            Hypothesis("H1 analytic, parameters connected", "assumed", blocker),
+            Hypothesis(
+                "H2 identity reachable", "checked" if residual and traced else "assumed" if residual else "failed", _H2[residual]
+            ),
+        ),
+        "group": group,
+        "certificate": certificate.to_json(),
+    }
+
+
+_H2 = {True: "some parameters make g = 0", False: "not reachable: Theorem 3"}
+
+
+def _unknown(reason: str) -> dict[str, Any]:
+    return {"strength": "unknown", "holds": None, "theorem": "no theorem here", "reason": reason}

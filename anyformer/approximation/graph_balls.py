@@ -1,7 +1,7 @@
 """The same traced graph in ball arithmetic: every operation of a module on exact balls instead of floats.
 
-The proof is then about the operations that the module's own code was traced to, in exact real arithmetic; float32 islands are read as exact, fixed
-scores at or below -1e4 as forbidden. Integers and Booleans stay tensors.
+The proof is then about the operations that the module's own code was traced to, in exact real arithmetic; float32 islands are read as
+exact, fixed scores at or below -1e4 as forbidden. Integers and Booleans stay tensors.
 """
 
 from collections.abc import Callable
@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.fx.node import map_arg
 
 from anyformer.approximation.aten import CONSTANTS, COPIES, MOVES, name_of
 from anyformer.approximation.balls import Balls, balls
@@ -23,7 +24,7 @@ Rule = Callable[..., Any]
 def evaluate(traced: Traced, parameters: dict[str, Tensor], x: Balls) -> Balls:
     """``g(x)`` (batch, n, d) at these parameters: one row of the batch after the other."""
     given = [balls(parameters[k]) for k in traced.shapes]
-    return np.concatenate([_run(traced.graph, [*given, x[i : i + 1]]) for i in range(len(x))]).view(Balls)
+    return np.concatenate([_run(traced, [*given, x[i : i + 1]]) for i in range(len(x))]).view(Balls)
 
 
 def supported(traced: Traced) -> list[str]:
@@ -33,8 +34,8 @@ def supported(traced: Traced) -> list[str]:
     return sorted({name for name in names if name not in known})
 
 
-def _run(graph: torch.fx.GraphModule, inputs: list[Any]) -> Any:
-    known: dict[Any, Any] = {}
+def _run(traced: Traced, inputs: list[Any]) -> Any:
+    graph, known = traced.graph, {}
     given = iter(inputs)
     for node in graph.graph.nodes:
         if node.op == "placeholder":
@@ -45,13 +46,13 @@ def _run(graph: torch.fx.GraphModule, inputs: list[Any]) -> Any:
         elif node.op == "output":
             return known[node.args[0][0] if isinstance(node.args[0], (tuple, list)) else node.args[0]]
         else:
-            args = torch.fx.node.map_arg(node.args, lambda a: known[a])
-            kwargs = torch.fx.node.map_arg(node.kwargs, lambda a: known[a])
-            known[node] = _apply(node, args, kwargs)
+            args = map_arg(node.args, lambda a: known[a])
+            kwargs = map_arg(node.kwargs, lambda a: known[a])
+            known[node] = _apply(node, args, kwargs, traced.places)
     raise AnyformerError("a traced graph without an output")
 
 
-def _apply(node: Any, args: Any, kwargs: Any) -> Any:
+def _apply(node: Any, args: Any, kwargs: Any, places: dict[Any, Any]) -> Any:
     name = name_of(node)
     arrays = [a for a in _flat(args) if isinstance(a, Balls)]
     if not arrays:  # shapes, masks, positions
@@ -60,7 +61,7 @@ def _apply(node: Any, args: Any, kwargs: Any) -> Any:
     if name in CONSTANTS:
         raise AnyformerError(f"{name} has no ball form")
     if name in MOVES:
-        return _move(node, args, kwargs)
+        return _move(node, args, kwargs, places)
     if name in COPIES:
         return args[0]
     if name not in RULES:
@@ -72,32 +73,33 @@ def _flat(x: Any) -> list[Any]:
     return [z for y in x for z in _flat(y)] if isinstance(x, (tuple, list)) else [x]
 
 
-def _move(node: Any, args: Any, kwargs: Any) -> Any:
-    """Move places instead of balls: the operation acts on the numbers 0, 1, 2, .. of the entries."""
-    entries, count = [np.array([balls(0.0).item()], dtype=object)], 1
+def _move(node: Any, args: Any, kwargs: Any, places: dict[Any, Any]) -> Any:
+    """Move places instead of balls: the operation acts on the numbers 0, 1, 2, .. of all entries, once for each shape."""
+    arrays = [balls(a) if isinstance(a, Tensor) and a.is_floating_point() else a for a in _flat(args)]
+    arrays = [a for a in arrays if isinstance(a, Balls)]
+    key = (node, tuple(a.shape for a in arrays))
+    if key not in places:
+        count = 1
 
-    def places(a: Any) -> Any:
-        nonlocal count
-        if isinstance(a, (tuple, list)):
-            return type(a)(places(b) for b in a)
-        if isinstance(a, Tensor) and a.is_floating_point():
-            a = balls(a)
-        if not isinstance(a, Balls):
+        def numbered(a: Any) -> Any:
+            nonlocal count
+            if isinstance(a, (tuple, list)):
+                return type(a)(numbered(b) for b in a)
+            if isinstance(a, Balls) or (isinstance(a, Tensor) and a.is_floating_point()):
+                size = int(np.prod(a.shape))
+                count += size
+                return torch.arange(count - size, count).reshape(tuple(a.shape))
             return a
-        numbers = torch.arange(count, count + a.size).reshape(a.shape)
-        entries.append(np.asarray(a).ravel())
-        count += a.size
-        return numbers
 
-    moved = node.target(*places(args), **{k: v for k, v in kwargs.items() if k not in ("memory_format", "dtype")})
-    whole = np.concatenate(entries)
+        places[key] = node.target(*numbered(args), **{k: v for k, v in kwargs.items() if k not in ("memory_format", "dtype")})
+    whole = np.concatenate([np.array([balls(0.0).item()], dtype=object), *(np.asarray(a).ravel() for a in arrays)])
 
     def back(m: Any) -> Any:
         if m is None:
             return None
         return type(m)(back(p) for p in m) if isinstance(m, (tuple, list)) else whole[m.numpy()].view(Balls)
 
-    return back(moved)
+    return back(places[key])
 
 
 def _softmax(x: Balls, dim: int, half: bool = False) -> Balls:
@@ -106,16 +108,16 @@ def _softmax(x: Balls, dim: int, half: bool = False) -> Balls:
     return np.moveaxis(P.normalised_exp(moved.view(Balls), allowed, False), -1, dim).view(Balls)
 
 
-def _sum(x: Balls, dims: Any = None, keepdim: bool = False, **_: Any) -> Balls:
+def _sum(x: Any, dims: Any = None, keepdim: bool = False, **_: Any) -> Balls:
     axes = (
         tuple(range(x.ndim)) if dims is None else tuple(d % x.ndim for d in (dims if isinstance(dims, (list, tuple)) else [dims]))
     )
     return np.asarray(x.sum(axes, keepdims=keepdim), dtype=object).view(Balls)
 
 
-def _mean(x: Balls, dims: Any = None, keepdim: bool = False, **_: Any) -> Balls:
+def _mean(x: Any, dims: Any = None, keepdim: bool = False, **_: Any) -> Balls:
     total = _sum(x, dims, keepdim)
-    return total / (x.size // max(total.size, 1))
+    return (total / (x.size // max(total.size, 1))).view(Balls)
 
 
 def _largest(x: Balls, dims: Any = None, keepdim: bool = False, **_: Any) -> Balls:
@@ -135,10 +137,10 @@ def _power(x: Balls, exponent: Any) -> Balls:
         return P.sqrt(x)
     if exponent != int(exponent) or exponent == 0:
         raise AnyformerError(f"power {exponent} has no ball form")
-    out = x
+    out: Any = x
     for _ in range(abs(int(exponent)) - 1):
         out = out * x
-    return out if exponent > 0 else (1 / out).view(Balls)
+    return (out if exponent > 0 else 1 / out).view(Balls)
 
 
 def _each(name: str) -> Rule:
@@ -146,7 +148,7 @@ def _each(name: str) -> Rule:
 
 
 def _addmm(bias: Any, a: Any, b: Any, beta: float = 1, alpha: float = 1) -> Balls:
-    return beta * bias + alpha * (a @ b)
+    return (beta * bias + alpha * (a @ b)).view(Balls)
 
 
 def _gelu(x: Balls, approximate: str = "none") -> Balls:

@@ -197,6 +197,8 @@ def classes(values: Any) -> tuple[np.ndarray, np.ndarray]:
 
 def merged(values: Any) -> np.ndarray:
     """One global union-find: balls that overlap are one class, and so is all that they chain together. Never merges row by row."""
+    if not all(x.is_finite() for x in values):
+        return np.zeros(len(values), dtype=int)
     intervals = sorted(((x.lower(), x.upper(), i) for i, x in enumerate(values)), key=lambda t: t[0])  # exact comparisons
     ids, current, top = np.zeros(len(values), dtype=int), -1, None
     for low, high, i in intervals:

@@ -207,10 +207,12 @@ def _evaluate(evaluate: Evaluate, markings: list[Marking], n: int, c: Tensor, a:
     parts = []
     for block in torch.split(inputs, 64):
         out = evaluate(block)
-        parts.append(
-            (out * np.array(weights.tolist(), dtype=object)).sum(-1) if not isinstance(out, Tensor) else (out @ weights).numpy()
-        )
-    return np.concatenate(parts)
+        exact = not isinstance(out, Tensor)
+        parts.append((out * np.array(weights.tolist(), dtype=object)).sum(-1) if exact else (out @ weights).numpy())
+    values = np.concatenate(parts)
+    if not (all(x.is_finite() for x in values.ravel()) if values.dtype == object else np.isfinite(values).all()):
+        raise Undecided("an output is not finite")
+    return values
 
 
 def _classes(values: Any, margin: float) -> tuple[np.ndarray, float]:

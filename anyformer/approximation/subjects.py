@@ -1,7 +1,8 @@
 """A module under examination: run in float64, in eval mode, one sequence at a time; what its state does is found out before anything is claimed.
 
 stochastic       two calls on one input differ                        stateful        a buffer or an attribute changes in a call
-batch-coupled    a sequence's output depends on its batch mates       at zero         the output is 0 at initialisation: parameters are varied anyway
+batch-coupled    a sequence's output depends on its batch mates       at zero         the output is 0 at initialisation: parameters are
+varied anyway
 """
 
 import copy
@@ -102,7 +103,7 @@ def examine(module: nn.Module, call: Call, n: int, d: int, name: str) -> Subject
         zero = not bool(first.ne(0).any())
         with narrow:
             outputs = [subject.run(start, x[:1]) for _ in range(2)]
-        pair = subject._one(start, x)
+        pair = _pair(subject, start, x)
     except AnyformerError:
         raise
     except Exception as error:
@@ -117,8 +118,8 @@ def examine(module: nn.Module, call: Call, n: int, d: int, name: str) -> Subject
     if changed:
         return f"its state changes in a call: {', '.join(sorted(changed)[:3])}"
     size = float(outputs[0].abs().max())
-    off = float((pair[:1] - outputs[0]).abs().max())
-    coupled = off > 1e-9 * (1 + size)
+    off = None if pair is None else float((pair[:1] - outputs[0]).abs().max())
+    coupled = off is not None and off > 1e-9 * (1 + size)
     noise = _noise(own, call, subject, start, x[:1], outputs[0]) if narrow.seen else FLOOR * (1 + size)
     notes = ["judged in float64, eval mode, one sequence at a time, with parameters about 0.4 N(0, 1), never at initialisation"]
     notes += (
@@ -143,6 +144,15 @@ def examine(module: nn.Module, call: Call, n: int, d: int, name: str) -> Subject
         "parameters": len(subject.trained),
     }
     return Subject(own, call, n, d, name, tuple(notes), state)
+
+
+def _pair(subject: Subject, parameters: dict[str, Tensor], x: Tensor) -> Tensor | None:
+    """The output on two sequences at once; None where such a batch is refused."""
+    try:
+        with plain_attention(), torch.no_grad():
+            return subject._one(parameters, x)
+    except Exception:
+        return None
 
 
 def _call(module: nn.Module, call: Call, x: Tensor) -> Any:

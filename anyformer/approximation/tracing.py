@@ -1,14 +1,14 @@
 """The traced graph of a module: what is computed, which parts are not analytic, and what depends on what, whatever the parameters are.
 
-A module ``g: (1, n, d) -> (1, n, d)`` is traced to ATen operations without running data through it (fake tensors: control flow that depends on data
-cannot be traced). Every number of the graph is then *fixed* or *varying* (it depends on tokens or on free parameters): constants are propagated
-element by element, and zero times anything is zero. So parameters put to 0 (W_Q = 0) make whatever they feed fixed, kinks included; and an output that
-stays untouched when a token varies does not depend on that token, for all parameters: a structural fact.
+A module ``g: (1, n, d) -> (1, n, d)`` is traced to ATen operations without running data through it (fake tensors: control flow that
+depends on data cannot be traced). Every number of the graph is then *fixed* or *varying* (it depends on tokens or on free parameters):
+constants are propagated element by element, and zero times anything is zero. So parameters put to 0 (W_Q = 0) make whatever they feed
+fixed, kinks included; and an output that stays untouched when a token varies does not depend on it, for all parameters: a structural fact.
 """
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -44,6 +44,8 @@ class Traced:
     shapes: dict[str, tuple[int, ...]]
     tokens: int
     dim: int
+    places: dict[Any, Any] = field(default_factory=dict, repr=False)
+    """Where operations move entries, found once for each shape (:mod:`anyformer.approximation.graph_balls`)."""
 
     @property
     def unknown(self) -> list[str]:
@@ -118,7 +120,7 @@ def _condition_levels(node: torch.fx.Node, known: dict[Any, Any]) -> Tensor:
     """Levels of the argument that must not vanish: a divisor, or the argument of a root, a logarithm, or a power that is no natural number."""
     name = name_of(node)
     nothing = torch.zeros(1)
-    if name.startswith("aten.pow") and isinstance(node.args[1], int) and node.args[1] >= 0 or name.startswith("aten.square"):
+    if (name.startswith("aten.pow") and isinstance(node.args[1], int) and node.args[1] >= 0) or name.startswith("aten.square"):
         return nothing
     argument = node.args[1] if name.startswith("aten.div") else node.args[0]
     return known[argument][1] if isinstance(argument, torch.fx.Node) else nothing

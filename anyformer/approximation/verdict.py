@@ -107,8 +107,10 @@ class Verdict:
 
     @property
     def group_name(self) -> str:
-        """The group of the claim, in words."""
-        return self.claim.target if self.claim.group is None else self.claim.group.name
+        """The group of the claim, in words; ``causal`` and ``auto`` where none is named."""
+        if self.claim.group is not None:
+            return self.claim.group.name
+        return "causal" if "causal" in self.claim.target else "auto"
 
     def raise_if_not(self, wanted: str = "proved") -> "Verdict":
         """Return the verdict if it is a yes of this strength (``certified`` or ``proved``), raise with its report if not."""
