@@ -1,6 +1,7 @@
 """Verdicts on PyTorch modules: traced, in balls, at samples; wrong ones never get a yes; what blocks is said."""
 
 import json
+import logging
 import math
 
 import pytest
@@ -19,6 +20,7 @@ from anyformer.cli import main
 from anyformer.errors import AnyformerError
 
 INF = float("inf")
+logging.getLogger("torch.__trace").disabled = True  # thousands of lines that pytest would keep
 
 
 class Softmax(nn.Module):
@@ -54,10 +56,8 @@ class FirstIndexHard(Softmax):
 class IgnoresToken(Softmax):
     """Token 2 is never a key."""
 
-    def forward(self, x):
-        seen = self.weights(x).clone()
-        seen = seen * torch.tensor([1.0, 1.0, 0.0, 1.0], dtype=x.dtype)
-        return seen @ self.v(x)
+    def __init__(self, d):
+        super().__init__(d, torch.tensor([0.0, 0.0, -INF, 0.0]))
 
 
 class Saturated(Softmax):
@@ -173,7 +173,7 @@ def test_a_window_needs_enough_layers():
 
 def test_linformer_like_and_circulant_modules():
     verdict = certify(Circulant(2, 4), tokens=4, dim=2, group="auto")
-    assert verdict.strength == "unknown" or verdict.claim.group == cyclic(4), str(verdict)
+    assert verdict.strength == "proved" and verdict.claim.group == cyclic(4), str(verdict)
     assert_equivariant(Circulant(2, 5), cyclic(5), dim=2)
     with pytest.raises(AssertionError, match=r"Circulant is not equivariant under S_4: worst element \(.*\), error .* at token"):
         assert_equivariant(Circulant(2, 4), symmetric(4), dim=2)
@@ -185,8 +185,7 @@ WRONG = [TokenLocal, FirstIndexHard, IgnoresToken, Saturated, Dropped, Counting,
 @pytest.mark.parametrize("kind", WRONG)
 def test_wrong_on_purpose_never_gets_a_yes(kind):
     torch.manual_seed(0)
-    for layers in (1, 2):
-        assert certify(kind(2), tokens=4, dim=2, layers=layers, group="symmetric").holds is not True
+    assert certify(kind(2), tokens=4, dim=2, layers=2, group="symmetric").holds is not True
 
 
 @pytest.mark.parametrize(
@@ -206,7 +205,6 @@ def test_what_blocks_is_said(module, reason):
     torch.manual_seed(0)
     verdict = certify(module, tokens=4, dim=2, group="symmetric")
     assert verdict.holds is not True
-    pytest.importorskip("re")
     with pytest.raises(AnyformerError, match=reason):
         verdict.raise_if_not()
 

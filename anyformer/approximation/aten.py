@@ -20,6 +20,9 @@ MOVES = _aten(
 ) | {"getitem"}  # fmt: skip
 """Moved without change: a mask of varying numbers is moved alike."""
 
+SELECTIONS = _aten("index.Tensor", "gather.default", "embedding.default", "index_select.default")
+"""Entries by integer places: moved without change where the places are fixed, a choice where they vary."""
+
 COPIES = _aten("_to_copy.default", "copy.default")
 SAME = _aten(
     "exp.default", "tanh.default", "erf.default", "sigmoid.default", "silu.default", "gelu.default", "neg.default",
@@ -56,8 +59,8 @@ KINKS = _aten(
 HARD = _aten(
     "topk.default", "sort.default", "sort.stable", "argmax.default", "argmin.default", "argsort.default", "sign.default",
     "floor.default", "round.default", "ceil.default", "eq.Tensor", "eq.Scalar", "gt.Tensor", "ge.Tensor", "lt.Tensor",
-    "le.Tensor", "gt.Scalar", "ge.Scalar", "lt.Scalar", "le.Scalar", "gather.default", "scatter.value", "scatter.src",
-    "index.Tensor", "index_put.default", "one_hot.default", "ne.Scalar", "nonzero.default", "kthvalue.default",
+    "le.Tensor", "gt.Scalar", "ge.Scalar", "lt.Scalar", "le.Scalar", "scatter.value", "scatter.src",
+    "index_put.default", "one_hot.default", "ne.Scalar", "nonzero.default", "kthvalue.default",
     "median.default", "scatter_.value", "bucketize.Tensor", "trunc.default", "sgn.default"
 )  # fmt: skip
 """A choice: on data that vary they are not continuous, and no theorem here speaks of them."""
@@ -98,6 +101,8 @@ def taint(node: Any, known: dict[Any, Any], masked: float) -> tuple[Any, Any]:
     name = name_of(node)
     value = node.target(*values(node.args), **values(node.kwargs))
     highest = max((float(m.max()) for a in node.all_input_nodes for m in _leaves(known[a][1]) if m.numel()), default=FIXED)
+    if name in SELECTIONS and not places_vary(node, known):
+        return value, _moved(node, known)
     if highest == FIXED or name not in MOVES | _RULES.keys():
         return value, _map(value, lambda v: torch.full(v.shape, highest, dtype=torch.float64))
     if name in MOVES:
@@ -109,6 +114,12 @@ def taint(node: Any, known: dict[Any, Any], masked: float) -> tuple[Any, Any]:
     if forbidden is not None:
         value, levels = torch.where(forbidden, -torch.inf, value), torch.where(forbidden, FIXED, levels)
     return value, levels
+
+
+def places_vary(node: Any, known: dict[Any, Any]) -> bool:
+    """Whether any integer argument varies."""
+    whole = [known[a] for a in node.all_input_nodes if isinstance(known[a][0], Tensor) and not known[a][0].is_floating_point()]
+    return any(bool(levels.any()) for _, levels in whole)
 
 
 def _leaves(x: Any) -> list[Tensor]:
@@ -123,6 +134,9 @@ def _map(x: Any, function: Any) -> Any:
 
 def _moved(node: Any, known: dict[Any, Any]) -> Any:
     def levels(a: Any) -> Any:
+        value = known[a][0]
+        if isinstance(value, Tensor) and not value.is_floating_point() and name_of(node) in SELECTIONS:
+            return value
         return _map(known[a][1], lambda m: m.contiguous())
 
     return node.target(

@@ -122,7 +122,7 @@ def certify_module(
         return say("proved-family", True, "Theorem 1 with m = 0", because, layers=LayerBounds(0, 0), **about)
     traced = trace(subject.module, call, tokens, dim)
     if isinstance(traced, str):
-        return _sampled(say, claim, about, _samples(Inquiry(subject, _untraced(subject), layers, target, bits), traced))
+        return say("unknown", None, "no theorem here", traced, **about)
     if traced.random:
         return say("unknown", None, "no theorem here", f"its forward draws random numbers: {', '.join(traced.random)}", **about)
     inquiry = Inquiry(subject, traced, layers, target, bits)
@@ -167,11 +167,6 @@ def _group(target: str | Group, n: int) -> Group | None:
     return None if target in ("auto", "causal") else group_of(target, n)
 
 
-def _untraced(subject: Subject) -> Traced:
-    shapes = {k: tuple(p.shape) for k, p in subject.trained.items()}
-    return Traced(torch.fx.GraphModule({}, torch.fx.Graph()), shapes, subject.tokens, subject.dim)
-
-
 def _unreachable(inquiry: Inquiry) -> tuple[tuple[int, int], bool] | None:
     """A pair (s, u) that no member connects in m layers; and whether no depth would."""
     n, traced = inquiry.n, inquiry.traced
@@ -208,6 +203,9 @@ def _prove(inquiry: Inquiry) -> tuple[Certificate, SubFamily, bool] | str:
         if doubts:
             first = first or f"not analytic in its data: {', '.join(doubts)}"
             continue
+        others = torch.arange(n) != 0
+        if inquiry.layers == 1 and not bool(traced.vary(values, family.zeros, ~others).depends[others].all()):
+            continue  # token 0 does not arrive everywhere in this sub-family
         residual = _identity_reachable(inquiry, family)
         aim = _guess(inquiry, family, residual) if inquiry.target == "auto" else target
         certificate = certify_by_probing(
@@ -287,13 +285,11 @@ def _identity_reachable(inquiry: Inquiry, family: SubFamily) -> bool:
 def _samples(inquiry: Inquiry, blocker: str) -> dict[str, Any]:
     """Corollary 1 (Theorem 3 where the identity is not reached) in float64 on the module itself; nothing where choices act on its data."""
     subject, n = inquiry.subject, inquiry.n
-    traced = bool(len(inquiry.traced.graph.graph.nodes))
-    if traced:
-        hard = inquiry.traced.vary(subject.draw(0), {}).hard
-        if hard:
-            return _unknown(f"it chooses by its data ({', '.join(hard)}): not continuous, no theorem here speaks of it")
+    hard = inquiry.traced.vary(subject.draw(0), {}).hard
+    if hard:
+        return _unknown(f"it chooses by its data ({', '.join(hard)}): not continuous, no theorem here speaks of it")
     everything = SubFamily({}, "")
-    residual = _identity_reachable(inquiry, everything) if traced else bool(subject.trained)
+    residual = _identity_reachable(inquiry, everything)
     noise = subject.state["noise"]
     probe = Probe(n, subject.dim, trivial(n))
     try:
@@ -317,9 +313,7 @@ def _samples(inquiry: Inquiry, blocker: str) -> dict[str, Any]:
         "reason": f"all inequalities hold in float64, {MARGIN} times above the noise {noise:.1e} {no_proof}",
         "hypotheses": (
             Hypothesis("H1 analytic, parameters connected", "assumed", blocker),
-            Hypothesis(
-                "H2 identity reachable", "checked" if residual and traced else "assumed" if residual else "failed", _H2[residual]
-            ),
+            Hypothesis("H2 identity reachable", "checked" if residual else "failed", _H2[residual]),
         ),
         "group": group,
         "certificate": certificate.to_json(),

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.fx.node import map_arg
 
-from anyformer.approximation.aten import CONSTANTS, COPIES, MOVES, name_of
+from anyformer.approximation.aten import CONSTANTS, COPIES, MOVES, SELECTIONS, name_of
 from anyformer.approximation.balls import Balls, balls
 from anyformer.approximation.tracing import MASKED, Traced
 from anyformer.errors import AnyformerError
@@ -29,7 +29,7 @@ def evaluate(traced: Traced, parameters: dict[str, Tensor], x: Balls) -> Balls:
 
 def supported(traced: Traced) -> list[str]:
     """Operations of the graph that have no ball form here."""
-    known = set(RULES) | MOVES | COPIES | CONSTANTS
+    known = set(RULES) | MOVES | SELECTIONS | COPIES | CONSTANTS
     names = (name_of(node) for node in traced.graph.graph.nodes if node.op == "call_function")
     return sorted({name for name in names if name not in known})
 
@@ -60,7 +60,7 @@ def _apply(node: Any, args: Any, kwargs: Any, places: dict[Any, Any]) -> Any:
         return balls(out) if isinstance(out, Tensor) and out.is_floating_point() else out
     if name in CONSTANTS:
         raise AnyformerError(f"{name} has no ball form")
-    if name in MOVES:
+    if name in MOVES | SELECTIONS:
         return _move(node, args, kwargs, places)
     if name in COPIES:
         return args[0]

@@ -23,8 +23,10 @@ from anyformer.approximation.aten import (
     HARD,
     KINKS,
     RANDOM,
+    SELECTIONS,
     VARIES,
     name_of,
+    places_vary,
     taint,
 )
 from anyformer.errors import AnyformerError
@@ -50,7 +52,7 @@ class Traced:
     @property
     def unknown(self) -> list[str]:
         """Operations that nothing is known about."""
-        known = ALWAYS_ANALYTIC | CONDITIONAL | KINKS | HARD | RANDOM | CONSTANTS
+        known = ALWAYS_ANALYTIC | CONDITIONAL | KINKS | HARD | RANDOM | CONSTANTS | SELECTIONS
         names = (name_of(node) for node in self.graph.graph.nodes if node.op == "call_function")
         return sorted({name for name in names if name not in known})
 
@@ -91,6 +93,8 @@ def _note(node: torch.fx.Node, known: dict[Any, Any], doubts: dict[str, list[str
         for group, kind in ((KINKS, "kinks"), (HARD, "hard")):
             if name in group:
                 doubts[kind].append(said)
+        if name in SELECTIONS and places_vary(node, known):
+            doubts["hard"].append(said)
     if name in CONDITIONAL and bool(_condition_levels(node, known).any()):
         doubts["conditions"].append(said)
 
