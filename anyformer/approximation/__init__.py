@@ -8,6 +8,9 @@ from anyformer.approximation.architecture import ColourBias as ColourBias
 from anyformer.approximation.architecture import Layer as Layer
 from anyformer.approximation.architecture import Positions as Positions
 from anyformer.approximation.certify import certify as certify
+from anyformer.approximation.designs import Averaged as Averaged
+from anyformer.approximation.designs import EquivariantAttention as EquivariantAttention
+from anyformer.approximation.designs import equivariant_attention as equivariant_attention
 from anyformer.approximation.families import FAMILIES as FAMILIES
 from anyformer.approximation.families import family as family
 from anyformer.approximation.feedforward import FeedForward as FeedForward
