@@ -44,7 +44,7 @@ def build(subject: str, arguments: dict[str, Any]) -> Any:
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     try:
-        made = importlib.import_module(module_name)
+        made: Any = importlib.import_module(module_name)
         for part in name.split("."):
             made = getattr(made, part)
     except (ImportError, AttributeError, ValueError) as error:

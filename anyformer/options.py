@@ -187,14 +187,17 @@ class Tasks:
 
 @dataclass(frozen=True)
 class Reproduce:
-    """Train and score the cells of a table of Fixed Universal Transformers; writes TABLE.json, TABLE.md and a figure of the curves.
+    """Make a table of the papers again: train and score its cells, or certify its rows; writes TABLE.json, TABLE.md and a figure.
 
     Example: anyformer reproduce table1 --seeds 0 1 2
     """
 
-    table: Annotated[Positional[Literal["table1", "table2", "learnability"]], arg(metavar="TABLE")]
+    table: Annotated[
+        Positional[Literal["table1", "table2", "learnability", "universality", "universality-training"]], arg(metavar="TABLE")
+    ]
     """table1: five tasks, without and with residual & norm; table2: the ablation; learnability: which choice lets attention-only
-    programs be learned (1-hop at the paper's size, whatever the profile)."""
+    programs be learned (1-hop at the paper's size, whatever the profile); universality: which attention is universal, claims and verdicts
+    (minutes); universality-training: certified and impossible stacks trained on one target."""
     profile: Literal["quick", "paper"] = "quick"
     """quick: small models, 200 steps, no claim about the paper's figures; paper: its H, L, d and m (hours)."""
     seeds: tuple[int, ...] = (0,)

@@ -14,6 +14,8 @@ def reproduce(options: Reproduce) -> tuple[dict[str, Any], int]:
     from anyformer.experiments.tables import cells
     from anyformer.experiments.tables import reproduce as reproduce_table
 
+    if options.table.startswith("universality"):
+        return _universality(options)
     if options.table == "learnability":
         return _learnability(options)
     count = len(cells(options.table, options.profile, options.only)) * len(options.seeds)
@@ -49,3 +51,23 @@ def _engine(options: Reproduce) -> Any:
     from anyformer.learning.sweeps import RayExecutor
 
     return RayExecutor() if options.engine == "ray" else contextlib.nullcontext()
+
+
+def _universality(options: Reproduce) -> tuple[dict[str, Any], int]:
+    from anyformer.console import show
+
+    if options.only:
+        raise AnyformerError("reproduce: --only chooses cells of table1 and table2; universality is run whole")
+    report = None if options.as_json else show
+    if options.table == "universality":
+        from anyformer.experiments.universality import reproduce_universality
+
+        result = reproduce_universality(options.output, "anyformer reproduce universality", report)
+    else:
+        from anyformer.experiments.universality_training import reproduce_training
+
+        said = " ".join(["anyformer reproduce universality-training --seeds", *map(str, options.seeds)])
+        result = reproduce_training(options.output, options.seeds, said, report)
+    if not options.as_json:
+        show(f"wrote {options.output}")
+    return result, 0
