@@ -25,7 +25,7 @@ from anyformer.operators import Attention, Context, Operator
 from anyformer.storage import write_text
 
 TOKENS, DIM, HIDDEN = 5, 2, 48
-STEPS, BATCH = 1500, 256
+STEPS, BATCH = 600, 128
 
 
 class OperatorAttention(nn.Module):
