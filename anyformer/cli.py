@@ -17,6 +17,7 @@ import tyro
 from anyformer.errors import AnyformerError
 from anyformer.options import (
     AnyTask,
+    Certify,
     Compile,
     CostCommand,
     Demo,
@@ -275,6 +276,12 @@ def _simulate(options: Simulate) -> tuple[dict[str, Any], int]:
     return simulate(options)
 
 
+def _certify(options: Certify) -> tuple[dict[str, Any], int]:
+    from anyformer.certify_command import certify
+
+    return certify(options)
+
+
 def _train(options: Train[Any, Any]) -> tuple[dict[str, Any], int]:
     from anyformer.train_command import train
 
@@ -311,6 +318,7 @@ COMMANDS: dict[str, Command] = {
     "cost": Command(CostCommand, _cost, "width of every machine for a class"),
     "rasp": Command(Rasp, _rasp, "a program in the .rasp language on an input, or a prompt"),
     "simulate": Command(Simulate, _simulate, "a random attention layer on the universal simulator of attention"),
+    "certify": Command(Certify, _certify, "which attention is a universal approximator, with which symmetry, in how many layers"),
     "tasks": Command(Tasks, _tasks, "what there is to learn, and what it is worth without understanding"),
     "reproduce": Command(Reproduce, _reproduce, "the papers' tables and figures, with our numbers"),
     "limits": Command(Limits, _limits, "what no fixed machine can do, measured (minutes; --quick: seconds)"),

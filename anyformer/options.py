@@ -192,10 +192,14 @@ class Reproduce:
     Example: anyformer reproduce table1 --seeds 0 1 2
     """
 
-    table: Annotated[Positional[Literal["table1", "table2", "learnability", "simulator"]], arg(metavar="TABLE")]
+    table: Annotated[
+        Positional[Literal["table1", "table2", "learnability", "simulator", "universality", "universality-training"]],
+        arg(metavar="TABLE"),
+    ]
     """table1: five tasks, without and with residual & norm; table2: the ablation; learnability: which choice lets attention-only
     programs be learned (1-hop at the paper's size, whatever the profile); simulator: error and size of the universal simulator of
-    attention (nothing is trained)."""
+    attention; universality: which attention is universal, claims and verdicts (minutes); universality-training: certified and
+    impossible stacks trained on one target."""
     profile: Literal["quick", "paper"] = "quick"
     """quick: small models, 200 steps, no claim about the paper's figures; paper: its H, L, d and m (hours)."""
     seeds: tuple[int, ...] = (0,)
@@ -208,6 +212,35 @@ class Reproduce:
     """Folder of the run folders: what is finished there is not trained again, what is not goes on."""
     output: Output = Path("results")
     """Folder for the table."""
+    as_json: AsJson = False
+
+
+@dataclass(frozen=True)
+class Certify:
+    """Is this attention a universal approximator of G-equivariant maps (continuous, on compact sets, in L^p), and how is that known? Exit code 1
+    unless the answer is yes.
+
+    Example: anyformer certify softmax --tokens 5 --dim 2 --layers 1 --group symmetric
+    """
+
+    subject: Annotated[Positional[str], arg(metavar="SUBJECT")]
+    """A family (softmax, causal-softmax, rbf, performer, linear-relu, linformer, skyformer, longformer, bigbird, mean-pooling, fnet, cyclic,
+    dihedral, ...), or module:Class of a PyTorch module (batch, n, d) -> (batch, n, d), whose code is then imported and run."""
+    tokens: int
+    """n, fixed."""
+    dim: int
+    """d, features of a token."""
+    layers: int = 1
+    """m, attention layers at most; feed-forward layers are free."""
+    group: str = "auto"
+    """G: symmetric, trivial, cyclic, dihedral, reflection, causal (all causal maps), auto (the smallest that can be claimed), or generators as
+    JSON: [[1,0,2]] with the image of each position."""
+    kwargs: str = "{}"
+    """Arguments of module:Class, as one JSON object."""
+    activation: str = "relu"
+    """Of the feed-forward layers between."""
+    bits: int = 128
+    """Precision of ball arithmetic."""
     as_json: AsJson = False
 
 
