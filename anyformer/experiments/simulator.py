@@ -58,7 +58,9 @@ class Point:
     run_seconds: float
 
 
-def cases(sizes: Sequence[int], layer_sizes: Sequence[int], paper_sizes: Sequence[int], heads: Sequence[int]) -> Iterator[tuple]:
+def cases(
+    sizes: Sequence[int], layer_sizes: Sequence[int], paper_sizes: Sequence[int], heads: Sequence[int]
+) -> Iterator[tuple[str, int, int]]:
     """(program, size, heads) in the order of the table."""
     for n in sizes:
         for name in ("transpose", "product", "product, paper", "softmax"):
@@ -137,10 +139,10 @@ def run_simulator(
         plan = list(cases((2, 3, 4), (2, 3, 4, 6), (2, 3, 4), (1,)))
     points = []
     wanted = [(case, dtype) for case in plan for dtype in DTYPES]
-    for i, (case, dtype) in enumerate(wanted):
-        points.append(measure(*case, dtype, draws=2 if case[1] >= 10 else 5))
+    for i, ((program, n, heads), dtype) in enumerate(wanted):
+        points.append(measure(program, n, heads, dtype, draws=2 if n >= 10 else 5))
         if report is not None:
-            report(i + 1, len(wanted), f"{case[0]}, n = {case[1]}, {dtype}")
+            report(i + 1, len(wanted), f"{program}, n = {n}, {dtype}")
     folder.mkdir(parents=True, exist_ok=True)
     data = {"command": command, "points": [asdict(p) for p in points], "published": PUBLISHED}
     write_text(folder / "simulator.json", json.dumps(data, indent=1) + "\n")

@@ -175,7 +175,7 @@ class SequenceSimulator(Machine):
         for name, (rows, columns) in recipe.matrices().items():
             starts[name] = at
             at += rows * columns
-        given = {name: Matrix(tokens, *shape, starts[name]) for name, shape in recipe.matrices().items()}
+        given = {name: Matrix(tokens, rows, columns, starts[name]) for name, (rows, columns) in recipe.matrices().items()}
         x = given["X"]
         for s in range(len(recipe.network_class.stages)):
             layer = recipe.layer(s)
