@@ -1,10 +1,13 @@
 """The linear algebra of sequences and the universal simulator of attention, against NumPy and torch's own attention in float64."""
 
+import itertools
+
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
+import anyformer as af
 from anyformer import rasp
 from anyformer.errors import AnyformerError
 from anyformer.rasp import Reals, interpret
@@ -294,3 +297,81 @@ def test_vectors_of_the_published_demo():
 def test_bad_input(make, message):
     with pytest.raises(AnyformerError, match=message):
         make()
+
+
+MACHINES = [
+    (dict(heads=1, layers=1, head_dim=2, features=2), {}),
+    (dict(heads=2, layers=2, head_dim=2, features=3, causal=True), {}),
+    (dict(heads=2, layers=2, head_dim=2, features=3, residual=True, positions="learned", max_length=4), {}),
+    (dict(heads=1, layers=3, head_dim=3, features=2, residual=True, causal=True), {}),
+]
+
+
+def target_of(config):
+    torch.manual_seed(3)
+    return af.Transformer(af.TransformerConfig(vocab=4, **config)).double()
+
+
+@pytest.mark.parametrize("config, options", MACHINES)
+def test_a_chain_of_simulators_is_a_machine(config, options):
+    target = target_of(config)
+    machine = af.SequenceSimulator.for_class(target, length=4, **options)
+    program = af.compile(target, machine)
+    verdict = af.verify(program, target)
+    assert verdict.passed, str(verdict)
+    tokens = torch.randint(4, (2, 4))
+    mask = torch.tensor([[True, True, True, False], [True] * 4])
+    torch.testing.assert_close(machine(tokens, program, mask=mask)[mask], target(tokens, mask=mask)[mask], rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(machine(tokens[:, :2], program), target(tokens[:, :2]), rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(machine.literal()(tokens, program), target(tokens), rtol=1e-10, atol=1e-10)
+    assert machine.compiled.layers == 4 * config["layers"] + 1
+    cost, network = machine.cost(4), machine.compiled.network
+    assert network.embedding.shape[1] <= cost.width <= 3 * network.embedding.shape[1]
+    nonzero = sum(int(t.count_nonzero()) for t in network.tensors())
+    assert nonzero <= cost.nonzero_weights <= 4 * nonzero
+    assert (cost.length, cost.depth) == (machine.width, 2 * machine.compiled.layers)
+
+
+def test_programs_of_the_sequence_simulator_are_programs(tmp_path):
+    target = target_of(MACHINES[1][0])
+    machine = af.SequenceSimulator.for_class(target, length=3)
+    program = af.compile(target, machine)
+    program.save(tmp_path / "p")
+    loaded = af.load(tmp_path / "p")
+    tokens = torch.randint(4, (2, 3))
+    assert torch.equal(loaded.machine()(tokens, loaded), machine(tokens, program))
+    other = af.compile(target_of(MACHINES[1][0] | {"head_dim": 2}), machine)
+    bank = af.ProgramBank(machine, {"a": program, "b": other})
+    assert torch.allclose(bank(tokens, programs=["a", "b"])[0], machine(tokens[:1], program)[0], atol=1e-12)
+    assert str(machine.coordinate(0)) == "X[1, 1] of the root path"
+    assert str(machine.coordinate(9)) == "A0 of layer 1[1, 1] of the root path"
+    assert [b.what for b in machine.blocks()][-2:] == ["U", "valid"]
+
+
+def test_what_the_sequence_simulator_refuses():
+    with pytest.raises(AnyformerError, match=r"stage 1 has .* only softmax attention"):
+        af.SequenceSimulator.for_class(af.TransformerConfig(vocab=3, heads=1, layers=1, head_dim=2, features=2, attention="hard"))
+    with pytest.raises(AnyformerError, match="stage 2 is no attention"):
+        af.SequenceSimulator.for_class(
+            af.TransformerConfig(vocab=3, heads=1, layers=1, head_dim=2, features=2, residual=True, mlp=3)
+        )
+    target = target_of(MACHINES[0][0])
+    machine = af.SequenceSimulator.for_class(target, length=2)
+    program = af.compile(target, machine)
+    with pytest.raises(AnyformerError, match="sequences of up to 2 tokens, got 3"):
+        machine(torch.zeros(1, 3, dtype=torch.long), program)
+    with pytest.raises(AnyformerError, match="3 features, the machine has 2"):
+        af.compile(target_of(MACHINES[0][0] | {"features": 3}), machine)
+    small = af.SequenceSimulator.for_class(target, length=2, bound=1e-3)
+    with pytest.raises(AnyformerError, match="beyond this simulator's bound"):
+        small(torch.zeros(1, 2, dtype=torch.long), af.compile(target, small))
+
+
+def test_the_cost_of_simulation_is_polynomial_where_the_path_tree_is_exponential():
+    sizes = []
+    for layers in (4, 8, 16, 32):
+        config = af.TransformerConfig(vocab=8, heads=4, layers=layers, head_dim=4, features=8)
+        found = af.cost(config, length=16)["backbones"]
+        sizes.append((found["sequence-simulator"]["state"], found["path-tree"]["state"]))
+    growth = [(b[0] / a[0], b[1] / a[1]) for a, b in itertools.pairwise(sizes)]
+    assert all(simulator < 4.5 for simulator, _ in growth) and growth[-1][1] > 1e9

@@ -95,12 +95,13 @@ def simulated(layer: Layer, version: Version, *, logits: int | float = 2000.0) -
     return layer_output(layer, version, given, logits).values
 
 
-def layer_output(layer: Layer, version: Version, given: Mapping[str, Matrix], logits: int | float) -> Matrix:
-    """The output of one layer whose input and parameters are these matrices (wherever they are)."""
+def layer_output(layer: Layer, version: Version, given: Mapping[str, Matrix], logits: int | float, label: str = "") -> Matrix:
+    """The output of one layer whose input and parameters are these matrices (wherever they are). With a ``label`` the unnormalised weights of
+    head h in a compact version are called ``label`` and h."""
     multiply: Product = product_of_columns_and_rows if version == "paper" else product
     x = given["X"]
     entering = layer_norm(x, given["gamma_1"], given["beta_1"], layer.eps) if layer.norm == "pre" else x
-    heads = [_head(layer, h, entering, given, multiply, version, logits) for h in range(layer.heads)]
+    heads = [_head(layer, h, entering, given, multiply, version, logits, label) for h in range(layer.heads)]
     out = _sum(heads)
     if layer.output:
         out = _sum([multiply(head, _rows(given["W_O"], h * layer.d_v, layer.d_v)) for h, head in enumerate(heads)])
@@ -118,7 +119,14 @@ def layer_output(layer: Layer, version: Version, given: Mapping[str, Matrix], lo
 
 
 def _head(
-    layer: Layer, h: int, x: Matrix, given: Mapping[str, Matrix], multiply: Product, version: Version, logits: int | float
+    layer: Layer,
+    h: int,
+    x: Matrix,
+    given: Mapping[str, Matrix],
+    multiply: Product,
+    version: Version,
+    logits: int | float,
+    label: str,
 ) -> Matrix:
     if layer.projections == "folded":
         query, key, value = multiply(x, given[f"A{h}"]), x, multiply(x, given[f"V{h}"])
@@ -137,15 +145,18 @@ def _head(
 
     if version == "paper":
         return multiply(softmax_rows(scores, kept=kept, head_per_row=True), value)
-    return _soft_head(scores, value, kept) if version == "soft" else _averaged_head(scores, value, kept)
+    if version == "soft":
+        return _soft_head(scores, value, kept)
+    return _averaged_head(scores, value, kept, f"{label}{h}" if label else None)
 
 
-def _averaged_head(scores: Matrix, value: Matrix, kept: Kept) -> Matrix:
+def _averaged_head(scores: Matrix, value: Matrix, kept: Kept, label: str | None) -> Matrix:
     """``mean_k e_ik v_kj / mean_k e_ik`` with ``e_ik = exp(score_ik - max_i)``: key (i, k) carries all e_ik v_kj, and for each column j a head
     averages them over row i at the positions of that column only, so that the sum of the heads is the numerator: 2 layers."""
     n, c = scores.rows, value.columns
     group = by_position(row_groups(n, n, kept), -1)
     weights = exponentials(scores, [select(group, group, EQ)])
+    weights.label = label
     rows = tuple(p // c for p in range(n * c))
     mean = aggregate(select(group, by_position(rows, OUTSIDE), EQ), weights) + by_position((0,) * (n * c), 1)
     total: Any = None
