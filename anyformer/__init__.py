@@ -37,6 +37,7 @@ from anyformer.operators import Cache as Cache
 from anyformer.program import Placement as Placement
 from anyformer.program import Program as Program
 from anyformer.program import load as load
+from anyformer.rasp.machine import SequenceSimulator as SequenceSimulator
 from anyformer.running import run as run
 from anyformer.specialising import Specialization as Specialization
 from anyformer.specialising import specialize as specialize

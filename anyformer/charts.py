@@ -35,7 +35,8 @@ class Line:
     colour: str
 
 
-def _save(figure: Any, path: Path) -> None:
+def save_figure(figure: Any, path: Path) -> None:
+    """Write a figure and close it. Raises :class:`AnyformerError` where the file cannot be written."""
     try:
         figure.savefig(path, dpi=130)
     except OSError as error:
@@ -76,7 +77,7 @@ def draw_curves(
         axis.set_ylabel("held-out accuracy (%)", fontsize=8)
     figure.suptitle(title, fontsize=10)
     figure.tight_layout()
-    _save(figure, path)
+    save_figure(figure, path)
 
 
 def spread(wanted: Sequence[float], sizes: Sequence[float]) -> list[float]:
@@ -156,7 +157,7 @@ def cost_figure(panels: list[Panel], length: int, title: str = "") -> Any:
 
 def draw_cost(path: Path, panels: list[Panel], length: int, title: str = "") -> None:
     """Draw :func:`cost_figure` into a file."""
-    _save(cost_figure(panels, length, title), path)
+    save_figure(cost_figure(panels, length, title), path)
 
 
 def _draw_cost(axis: Any, panel: Panel, names: list[str]) -> None:
@@ -252,7 +253,7 @@ def draw_below_width(path: Path, result: dict[str, Any]) -> None:
     axis.set_xlabel("width m of a random backbone")
     axis.set_ylabel("largest error of any attention pattern, new inputs")
     axis.grid(alpha=0.25, linewidth=0.5)
-    _save(figure, path)
+    save_figure(figure, path)
 
 
 def draw_conditioning(path: Path, condition: dict[str, Any]) -> None:
@@ -276,7 +277,7 @@ def draw_conditioning(path: Path, condition: dict[str, Any]) -> None:
     axis.margins(x=0.1, y=0.22)
     axis.set_xlabel("log10 of the condition number of R_all")
     axis.set_ylabel(f"backbones, of {condition['seeds']}")
-    _save(figure, path)
+    save_figure(figure, path)
 
 
 def draw_layer_norm(path: Path, result: dict[str, Any]) -> None:
@@ -305,7 +306,7 @@ def draw_layer_norm(path: Path, result: dict[str, Any]) -> None:
     axis.set_xlabel("width m of the backbone")
     axis.set_ylabel("largest error (mean over seeds)")
     axis.grid(alpha=0.25, linewidth=0.5)
-    _save(figure, path)
+    save_figure(figure, path)
 
 
 def _mean(values: list[float]) -> float:

@@ -17,14 +17,17 @@ import tyro
 from anyformer.errors import AnyformerError
 from anyformer.options import (
     AnyTask,
+    Certify,
     Compile,
     CostCommand,
     Demo,
     Generate,
     Inspect,
     Limits,
+    Rasp,
     Reproduce,
     Run,
+    Simulate,
     Specialize,
     Tasks,
     Train,
@@ -262,54 +265,33 @@ def _limits(options: Limits) -> tuple[dict[str, Any], int]:
 
 
 def _reproduce(options: Reproduce) -> tuple[dict[str, Any], int]:
-    from dataclasses import asdict
+    from anyformer.reproduce_command import reproduce
 
-    from anyformer.console import reproduce_progress, show_table
-    from anyformer.experiments.tables import cells, reproduce
-
-    if options.table == "learnability":
-        return _learnability(options)
-    count = len(cells(options.table, options.profile, options.only)) * len(options.seeds)
-    said = " ".join(["anyformer reproduce", options.table, "--profile", options.profile, "--seeds", *map(str, options.seeds)])
-    with contextlib.ExitStack() as stack:
-        executor = stack.enter_context(_engine(options))
-        report = stack.enter_context(reproduce_progress(quiet=options.as_json, runs=count))
-        where = (options.output, options.runs, executor, options.only)
-        result = reproduce(options.table, options.profile, options.seeds, *where, command=said, report=report)
-    if not options.as_json:
-        show_table(options.table, result, options.output)
-    return result | {"rows": [asdict(row) for row in result["rows"]]}, 1 if result["failures"] else 0
+    return reproduce(options)
 
 
-def _learnability(options: Reproduce) -> tuple[dict[str, Any], int]:
-    from dataclasses import asdict
+def _simulate(options: Simulate) -> tuple[dict[str, Any], int]:
+    from anyformer.rasp.simulate_command import simulate
 
-    from anyformer.console import reproduce_progress, show
-    from anyformer.experiments.learnability import CHOICES, RANDOM, learnability, markdown
-
-    if options.only:
-        raise AnyformerError("reproduce: --only chooses cells of table1 and table2; learnability is run whole")
-    said = " ".join(["anyformer reproduce learnability --seeds", *map(str, options.seeds)])
-    with contextlib.ExitStack() as stack:
-        executor = stack.enter_context(_engine(options))
-        count = (len(CHOICES) + len(RANDOM)) * len(options.seeds)
-        report = stack.enter_context(reproduce_progress(quiet=options.as_json, runs=count))
-        result = learnability(options.seeds, options.output, options.runs, executor, command=said, report=report)
-    if not options.as_json:
-        show(markdown(result["lines"], said))
-    return result | {"lines": [asdict(line) for line in result["lines"]]}, 1 if result["failures"] else 0
+    return simulate(options)
 
 
-def _engine(options: Reproduce) -> Any:
-    from anyformer.learning.sweeps import RayExecutor
+def _certify(options: Certify) -> tuple[dict[str, Any], int]:
+    from anyformer.certify_command import certify
 
-    return RayExecutor() if options.engine == "ray" else contextlib.nullcontext()
+    return certify(options)
 
 
 def _train(options: Train[Any, Any]) -> tuple[dict[str, Any], int]:
     from anyformer.train_command import train
 
     return train(options), 0
+
+
+def _rasp(options: Rasp) -> tuple[dict[str, Any], int]:
+    from anyformer.rasp.command import rasp
+
+    return rasp(options)
 
 
 def _options_of_task(words: list[str]) -> tuple[Any, list[str]]:
@@ -334,8 +316,11 @@ COMMANDS: dict[str, Command] = {
     "verify": Command(Verify, _verify, "a program against its target, outputs and attention"),
     "specialize": Command(Specialize, _specialize, "a program becomes an ordinary transformer again"),
     "cost": Command(CostCommand, _cost, "width of every machine for a class"),
+    "rasp": Command(Rasp, _rasp, "a program in the .rasp language on an input, or a prompt"),
+    "simulate": Command(Simulate, _simulate, "a random attention layer on the universal simulator of attention"),
+    "certify": Command(Certify, _certify, "which attention is a universal approximator, with which symmetry, in how many layers"),
     "tasks": Command(Tasks, _tasks, "what there is to learn, and what it is worth without understanding"),
-    "reproduce": Command(Reproduce, _reproduce, "the paper's tables of learned programs, trained and scored"),
+    "reproduce": Command(Reproduce, _reproduce, "the papers' tables and figures, with our numbers"),
     "limits": Command(Limits, _limits, "what no fixed machine can do, measured (minutes; --quick: seconds)"),
 }
 """In the order in which a newcomer needs them."""

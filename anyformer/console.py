@@ -265,6 +265,22 @@ def reproduce_progress(quiet: bool, runs: int) -> Iterator[Any]:
         yield report
 
 
+@contextmanager
+def counted_progress(what: str, quiet: bool) -> Iterator[Any]:
+    """A bar; calls ``report(done, of, what was done last)``."""
+    if quiet or not OUT.is_terminal:
+        yield None
+        return
+    columns = (TextColumn(what), BarColumn(), TextColumn("{task.fields[last]}"), TimeRemainingColumn())
+    with Progress(*columns, console=OUT) as progress:
+        bar = progress.add_task(what, total=None, last="")
+
+        def report(done: int, of: int, last: str) -> None:
+            progress.update(bar, completed=done, total=of, last=last)
+
+        yield report
+
+
 def show_table(name: str, result: dict[str, Any], folder: Any) -> None:
     """The rows of a table that were run, and the runs that failed."""
     from anyformer.experiments.tables import spelled

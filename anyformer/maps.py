@@ -8,12 +8,14 @@ the oracle of all of them. The *constant feature*, where there is one, is the la
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
+
+from anyformer.operators import primitives as P
 
 MapKind = Literal["identity", "constant", "diagonal", "centred", "general"]
 
@@ -39,11 +41,11 @@ class LinearMap(ABC):
         """(D, D') of each matrix."""
 
     @abstractmethod
-    def enter(self, x: Float[Tensor, "batch n D"]) -> Float[Tensor, "batch n count r"]:
+    def enter(self, x: Float[Any, "batch n D"]) -> Float[Any, "batch n count r"]:
         """The first half, before the operator mixes tokens."""
 
     @abstractmethod
-    def leave(self, mixed: Float[Tensor, "batch n count r"]) -> Float[Tensor, "batch n out"]:
+    def leave(self, mixed: Float[Any, "batch n count r"]) -> Float[Any, "batch n out"]:
         """The second half, summed over the bank."""
 
     @abstractmethod
@@ -80,10 +82,10 @@ class DenseMap(LinearMap):
     def shape(self) -> tuple[int, int]:
         return self.matrices.shape[1], self.matrices.shape[2]
 
-    def enter(self, x: Tensor) -> Tensor:
-        return torch.einsum("bnd,gde->bnge", x, self.matrices)
+    def enter(self, x: Any) -> Any:
+        return P.einsum(x, "bnd,gde->bnge", self.matrices)
 
-    def leave(self, mixed: Tensor) -> Tensor:
+    def leave(self, mixed: Any) -> Any:
         return mixed.sum(2)
 
     def pull(self, reads: Tensor) -> Tensor:
@@ -115,11 +117,11 @@ class LowRankMap(LinearMap):
     def rank(self) -> int:  # type: ignore[override]
         return self.left.shape[2]
 
-    def enter(self, x: Tensor) -> Tensor:
-        return torch.einsum("bnd,gdr->bngr", x, self.left)
+    def enter(self, x: Any) -> Any:
+        return P.einsum(x, "bnd,gdr->bngr", self.left)
 
-    def leave(self, mixed: Tensor) -> Tensor:
-        return torch.einsum("bngr,gre->bne", mixed, self.right)
+    def leave(self, mixed: Any) -> Any:
+        return P.einsum(mixed, "bngr,gre->bne", self.right)
 
     def pull(self, reads: Tensor) -> Tensor:
         return self.left.to(reads.dtype) @ (self.right.to(reads.dtype) @ reads)
@@ -144,10 +146,10 @@ class IdentityMap(LinearMap):
     def shape(self) -> tuple[int, int]:
         return self.features, self.features
 
-    def enter(self, x: Tensor) -> Tensor:
-        return (x if self.shift is None else x + x[..., -1:] * self.shift)[:, :, None]
+    def enter(self, x: Any) -> Any:
+        return (x if self.shift is None else x + x[..., -1:] * P.weight(x, self.shift))[:, :, None]
 
-    def leave(self, mixed: Tensor) -> Tensor:
+    def leave(self, mixed: Any) -> Any:
         return mixed[:, :, 0]
 
     def pull(self, reads: Tensor) -> Tensor:
@@ -189,11 +191,11 @@ class ConstantMap(LinearMap):
     def shape(self) -> tuple[int, int]:
         return self.features, self.rows.shape[1]
 
-    def enter(self, x: Tensor) -> Tensor:
-        return x[..., None, -1:].expand(*x.shape[:-1], self.count, 1)
+    def enter(self, x: Any) -> Any:
+        return P.spread(x[..., None, -1:], self.count)
 
-    def leave(self, mixed: Tensor) -> Tensor:
-        return mixed[..., 0] @ self.scaled_rows()
+    def leave(self, mixed: Any) -> Any:
+        return mixed[..., 0] @ P.weight(mixed, self.scaled_rows())
 
     def pull(self, reads: Tensor) -> Tensor:
         last = self.scaled_rows().to(reads.dtype) @ reads

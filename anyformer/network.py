@@ -20,6 +20,7 @@ from anyformer.classes import BranchClass, NetworkClass, StageClass, inner_opera
 from anyformer.errors import AnyformerError, OutsideClass
 from anyformer.maps import ConstantMap, DiagonalMap, IdentityMap, LinearMap, LowRankMap
 from anyformer.operators import Attention, Context, Operator, TokenMap
+from anyformer.operators import primitives as P
 from anyformer.operators.operator import INTEGERS
 
 
@@ -177,9 +178,14 @@ class Network:
         patterns: list[Tensor] | None = None,
         streams: list[Tensor] | None = None,
     ) -> Float[Tensor, "batch n outputs"]:
-        """Evaluate the stages on a first stream (inputs may be numbers written into it). ``streams``, a list, receives the stream after each."""
+        """The outputs from a first stream: inputs may be numbers written into it."""
+        return self.stream(x, ctx, patterns, streams) @ self.final_readout()
+
+    def stream(self, x: Any, ctx: Context, patterns: list[Any] | None = None, streams: list[Any] | None = None) -> Any:
+        """The stream (batch, n, D_out) after all stages, from the stream (batch, n, D) before the first: tensors, or arrays of any other
+        arithmetic that the primitives know, in which the weights are then said. ``streams``, a list, receives the stream after each."""
         for stage in self.stages:
-            shared = None if stage.shared is None else x @ stage.shared
+            shared = None if stage.shared is None else x @ P.weight(x, stage.shared)
             total = None
             for branch in stage.branches:
                 token_map = apply_operator(branch.operator, shared, x, branch.probes, ctx)
@@ -191,7 +197,7 @@ class Network:
             x = total
             if streams is not None:
                 streams.append(x)
-        return x @ self.final_readout()
+        return x
 
     def tensors(self) -> Iterator[Tensor]:
         """All tensors of the network, one after the other."""
@@ -201,9 +207,9 @@ class Network:
             yield from (t for t in own if t is not None)
 
 
-def apply_operator(op: Operator, shared: Tensor | None, x: Tensor, probes: Tensor | None, ctx: Context) -> TokenMap:
+def apply_operator(op: Operator, shared: Any, x: Any, probes: Tensor | None, ctx: Context) -> TokenMap:
     """Read the probes from a stream and form the operator's maps on tokens."""
-    own = x.new_zeros(*x.shape[:-1], 0) if probes is None else x @ probes
+    own = x[..., :0] if probes is None else x @ P.weight(x, probes)
     return op(shared, own.reshape(*x.shape[:-1], op.count, op.reads), ctx)
 
 

@@ -38,8 +38,8 @@ class Compile:
     output: Output
     """Folder for the program."""
     backbone: str = "path-tree"
-    """Which machine: path-tree, looped, chain, composition, random, stored-program, or (attention alone) frozen-masked or frozen-random,
-    on which programs are learned."""
+    """Which machine: path-tree, looped, chain, composition, random, stored-program, sequence-simulator (attention, residual or not), or
+    (attention alone) frozen-masked or frozen-random, on which programs are learned."""
     seed: int | None = None
     """Random backbones: the seed (default 0)."""
     width: int | None = None
@@ -187,14 +187,19 @@ class Tasks:
 
 @dataclass(frozen=True)
 class Reproduce:
-    """Train and score the cells of a table of Fixed Universal Transformers; writes TABLE.json, TABLE.md and a figure of the curves.
+    """A table or figure of one of the papers, with our numbers: writes TABLE.json, TABLE.md and a figure.
 
     Example: anyformer reproduce table1 --seeds 0 1 2
     """
 
-    table: Annotated[Positional[Literal["table1", "table2", "learnability"]], arg(metavar="TABLE")]
+    table: Annotated[
+        Positional[Literal["table1", "table2", "learnability", "simulator", "universality", "universality-training"]],
+        arg(metavar="TABLE"),
+    ]
     """table1: five tasks, without and with residual & norm; table2: the ablation; learnability: which choice lets attention-only
-    programs be learned (1-hop at the paper's size, whatever the profile)."""
+    programs be learned (1-hop at the paper's size, whatever the profile); simulator: error and size of the universal simulator of
+    attention; universality: which attention is universal, claims and verdicts (minutes); universality-training: certified and
+    impossible stacks trained on one target."""
     profile: Literal["quick", "paper"] = "quick"
     """quick: small models, 200 steps, no claim about the paper's figures; paper: its H, L, d and m (hours)."""
     seeds: tuple[int, ...] = (0,)
@@ -211,6 +216,35 @@ class Reproduce:
 
 
 @dataclass(frozen=True)
+class Certify:
+    """Is this attention a universal approximator of G-equivariant maps (continuous, on compact sets, in L^p), and how is that known? Exit code 1
+    unless the answer is yes.
+
+    Example: anyformer certify softmax --tokens 5 --dim 2 --layers 1 --group symmetric
+    """
+
+    subject: Annotated[Positional[str], arg(metavar="SUBJECT")]
+    """A family (softmax, causal-softmax, rbf, performer, linear-relu, linformer, skyformer, longformer, bigbird, mean-pooling, fnet, cyclic,
+    dihedral, ...), or module:Class of a PyTorch module (batch, n, d) -> (batch, n, d), whose code is then imported and run."""
+    tokens: int
+    """n, fixed."""
+    dim: int
+    """d, features of a token."""
+    layers: int = 1
+    """m, attention layers at most; feed-forward layers are free."""
+    group: str = "auto"
+    """G: symmetric, trivial, cyclic, dihedral, reflection, causal (all causal maps), auto (the smallest that can be claimed), or generators as
+    JSON: [[1,0,2]] with the image of each position."""
+    kwargs: str = "{}"
+    """Arguments of module:Class, as one JSON object."""
+    activation: str = "relu"
+    """Of the feed-forward layers between."""
+    bits: int = 128
+    """Precision of ball arithmetic."""
+    as_json: AsJson = False
+
+
+@dataclass(frozen=True)
 class Limits:
     """What a fixed machine cannot do and what it needs: the lower bound, widths below N, LayerNorm, random weights (docs/limits.md).
 
@@ -221,6 +255,65 @@ class Limits:
     """Folder for limits.json and three figures."""
     quick: bool = False
     """A few seconds: few seeds, few widths, small sizes."""
+    as_json: AsJson = False
+
+
+@dataclass(frozen=True)
+class Rasp:
+    """Run a program in the .rasp language on an input; without a FILE there is a prompt (docs/rasp-files.md).
+
+    Example: anyformer rasp examples/reverse.rasp --input hello
+    """
+
+    file: Annotated[Positional[Path | None], arg(metavar="[FILE]")] = None
+    """The program."""
+    input: str | None = None
+    """Tokens: numbers (or True and False) that commas separate (3,1,2; one number: 7,; a negative one first: --input=-1,2), else every
+    character is a token. Default: the example that the program sets, or hello."""
+    name: str | None = None
+    """The expression to show, any of the language; default: the last sequence or selector that the program evaluates or assigns."""
+    compiled: bool = False
+    """Also compile it to a transformer, for the tokens of the input and up to its length, and run that."""
+    vocab: str | None = None
+    """Compiled: the tokens it must know (0,1,2 or abc; reals:-10,10 for all numbers between; default: those of the input)."""
+    max_length: int | None = None
+    """Compiled: the longest input (default: this one)."""
+    mode: Literal["analytic", "standard"] = "analytic"
+    """Compiled: exp, 1/x, .. as units with that function, or as tables of ReLU units with a stated bound."""
+    as_json: AsJson = False
+
+
+@dataclass(frozen=True)
+class Simulate:
+    """A random attention layer on the universal simulator: one fixed network whose input describes the layer (docs/simulator.md).
+
+    Example: anyformer simulate --n 5 --d 4 --dv 3 --heads 2
+    """
+
+    n: int = 5
+    """Tokens of the layer."""
+    d: int = 4
+    """Features of the layer's input."""
+    dv: int = 3
+    """Features of its output."""
+    heads: int = 2
+    """Its heads (their outputs are added)."""
+    version: Literal["compact", "paper", "soft"] = "compact"
+    """compact: 4 layers, average-hard; soft: 3 layers, the last one softmax; paper: the paper's construction."""
+    causal: bool = False
+    """Whether the layer is causal."""
+    scaled: bool = False
+    """Whether its scores are divided by sqrt(d)."""
+    mode: Literal["analytic", "standard"] = "analytic"
+    """exp and 1/x as units with that function, or as tables of ReLU units with a stated bound."""
+    tolerance: float = 1e-6
+    """Standard mode: the largest error of one table."""
+    dtype: Literal["float64", "float32"] = "float64"
+    """dtype of the simulator."""
+    scale: float = 0.5
+    """Standard deviation of the random layer's numbers."""
+    seed: int = 0
+    """Which random layer."""
     as_json: AsJson = False
 
 

@@ -142,8 +142,8 @@ def verify(
 ) -> Verdict:
     """Compare a program on its machine with its target: outputs and all attention patterns.
 
-    Inputs: ``sequences`` random ones of each length 1, 2 and ``length`` (at most the position table's); the longest again, padded on
-    either side; every token row and every position row in order (the first 4096 sequences of them); and the given ``tokens``. Both
+    Inputs: ``sequences`` random ones of each length 1, 2 and ``length`` (at most what the position table and the machine hold); the
+    longest again, padded on either side; every token row and every position row in order (the first 4096 sequences of them); and the given ``tokens``. Both
     run in ``dtype`` (default: the program's). ``tolerance`` is (atol, rtol), default the ladder's. Raises :class:`AnyformerError` where
     the target has no forward of its own, or does not fit the program.
     """
@@ -176,6 +176,7 @@ def verify(
     precise = None if dtype == torch.float64 else copy.deepcopy(source).to(torch.float64).eval()
     gaps: list[float] = []
     count = compared = 0
+    length = min(length, program.machine().longest or length)
     tokens_covered, positions_covered = _coverage(program, length)
     for batch, mask, positions in _batches(program, tokens, sequences, length, seed):
         with torch.no_grad():

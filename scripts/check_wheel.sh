@@ -13,7 +13,8 @@ import sys, zipfile
 names = zipfile.ZipFile(sys.argv[1]).namelist()
 strays = [name for name in names if not name.startswith(("anyformer/", "anyformer-"))]
 assert not strays, f"the wheel holds files outside the package: {strays}"
-assert "anyformer/py.typed" in names, "the wheel lacks anyformer/py.typed"
+for name in ("anyformer/py.typed", "anyformer/rasp/language/grammar.lark", "anyformer/rasp/language/library.rasp"):
+    assert name in names, f"the wheel lacks {name}"
 PYTHON
 
 .venv/bin/python -m venv "$work/venv"
@@ -41,3 +42,5 @@ while read -r command; do
         { echo "anyformer $command --help failed" >&2; cat help.txt >&2; exit 1; }
 done <commands.txt
 echo "wheel: $(wc -l <commands.txt) commands print their help"
+[ "$(venv/bin/anyformer rasp <<<'sort(tokens, tokens)("ba");')" = 'out("ba") = ["a", "b"]' ] ||
+    { echo "the prompt of the installed wheel does not answer" >&2; exit 1; }

@@ -77,7 +77,7 @@ def test_machines_that_cannot_hold_a_class_are_named(panels: list[Panel]) -> Non
     assert any("chain, attention only: not drawn against layers, head dim; " in line and "2 heads" in line for line in lines)
     assert any("not drawn against layers, heads, head dim; " in line and "residual" in line for line in lines)
     assert sum("frozen-" in line and "attention alone" in line for line in lines) == 2
-    assert len(lines) == 5
+    assert len(lines) == 6
 
 
 def test_a_machine_that_is_registered_later_appears(few_points, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,5 @@
-"""Every code block of README and docs runs: Python blocks in order, their printed output compared; shell blocks command by command."""
+"""Every code block of README and docs runs: Python blocks in order, their printed output compared; shell blocks command by command;
+programs in the .rasp language load."""
 
 import contextlib
 import io
@@ -17,6 +18,7 @@ import torch
 import anyformer as af
 from anyformer.cli import main
 from anyformer.learning.demo_targets import DEMO_CLASS, demo_tasks
+from anyformer.rasp import load_rasp
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -33,6 +35,8 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         target.save(tmp_path / "demo" / "targets" / name)
         af.compile(target, machine).save(tmp_path / "demo" / "programs" / name)
     shutil.copytree(ROOT / "examples" / "llama" / "model", tmp_path / "examples" / "llama" / "model")
+    for program in (ROOT / "examples").glob("*.rasp"):
+        shutil.copy(program, tmp_path / "examples")
     return tmp_path
 
 
@@ -49,6 +53,8 @@ def test_python_blocks_run_and_print_what_they_say(page: Path, elsewhere: Path) 
             printed = out.getvalue()
         elif language == "text":
             assert printed == code
+        elif language == "rasp":
+            load_rasp(code)
         else:
             assert language == "bash", f"{page.name}: a block of language {language!r} is run by nobody"
 

@@ -31,6 +31,7 @@ from anyformer.operators import (
     LayerNorm,
     Mixing,
     Normed,
+    Offsets,
     Operator,
     Performer,
     RelativeBias,
@@ -85,6 +86,10 @@ class TestSoftmaxCausal(OperatorConformance):
 
 class TestSoftmaxWindow(OperatorConformance):
     operator = Attention(2, 4, mask=Window(1, 2))
+
+
+class TestSoftmaxOffsets(OperatorConformance):
+    operator = Attention(2, 4, mask=Offsets(((None, -2), (0, 1))), sink=True)
 
 
 class TestSoftmaxStrided(OperatorConformance):
@@ -367,10 +372,13 @@ def loop_mask(mask, i: int, j: int) -> bool:
             return i - mask.before <= j <= i + mask.after
         case Strided():
             return j <= i and ((i - j) in range(0, 100, mask.stride) or (i - j) in range(mask.local))
+        case Offsets():
+            return any((low is None or low <= j - i) and (high is None or j - i <= high) for low, high in mask.intervals)
     raise AssertionError
 
 
 MASKS = (Bidirectional(), Causal(), Window(0), Window(2), Window(1, 3), Strided(1), Strided(3), Strided(4, 2))
+MASKS += (Offsets(()), Offsets(((None, 0),)), Offsets(((-1, -1), (2, None))), Offsets(((None, None),)))
 
 
 @given(st.sampled_from(MASKS), st.lists(st.integers(0, 12), min_size=1, max_size=8))

@@ -35,6 +35,7 @@ from anyformer.operators import (
     LayerNorm,
     Mixing,
     Normed,
+    Offsets,
     Operator,
     Performer,
     RelativeBias,
@@ -258,7 +259,7 @@ def _head(op: Attention, own: Tensor, h: int, ctx: Context) -> Tensor:
     scores = torch.einsum("bid,bjd->bij", q, k)
     if isinstance(kernel, RBF):  # by the distance itself, not by the expanded square
         scores = -kernel.gamma * (q[:, :, None] - k[:, None]).square().sum(-1)
-    scores = scores + _bias(op, h, i - j, scores.dtype)
+    scores = scores + _bias(op, h, i, j, scores.dtype)
     scores = scores.masked_fill(~seen, -math.inf)
     if op.sink:
         scores = torch.cat((scores, torch.zeros_like(scores[..., :1])), dim=-1)
@@ -293,17 +294,24 @@ def _seen(op: Attention, i: Tensor, j: Tensor) -> Tensor:
         return (distance <= mask.before) & (distance >= -mask.after)
     if isinstance(mask, Strided):
         return (distance >= 0) & ((distance.remainder(mask.stride) == 0) | (distance < mask.local))
+    if isinstance(mask, Offsets):
+        ends = [(-math.inf if low is None else low, math.inf if high is None else high) for low, high in mask.intervals]
+        return (
+            sum(((-distance >= low) & (-distance <= high) for low, high in ends), torch.zeros_like(distance, dtype=torch.bool))
+            > 0
+        )
     return mask.allows(i, j)
 
 
-def _bias(op: Attention, h: int, distance: Tensor, dtype: torch.dtype) -> Tensor:
+def _bias(op: Attention, h: int, i: Tensor, j: Tensor, dtype: torch.dtype) -> Tensor:
     if op.bias is None:
         return torch.zeros((), dtype=dtype)
+    distance = i - j
     if isinstance(op.bias, ALiBi):
         return -(op.bias.slopes * op.heads)[h] * distance.abs().to(dtype)
     if isinstance(op.bias, RelativeBias):
         row = torch.tensor((op.bias.table * op.heads)[h], dtype=dtype)
         radius = len(row) // 2
         return row[distance.clamp(-radius, radius) + radius]
-    whole = op.bias(torch.zeros((), dtype=dtype), distance[:, None], torch.zeros_like(distance[:, None]))
+    whole = op.bias(torch.zeros((), dtype=dtype), i[:, None], j[:, None])
     return whole[:, h if whole.shape[1] > 1 else 0]

@@ -62,6 +62,8 @@ class Machine(nn.Module, ABC):
     places: ClassVar[bool] = False
     """Whether smaller targets may be placed inside it."""
     recipe_type: ClassVar[type[Recipe]]
+    longest: int | None = None
+    """The longest sequence that it runs; None: any."""
 
     def __init__(self, recipe: Any):
         super().__init__()

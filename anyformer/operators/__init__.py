@@ -5,6 +5,7 @@ from anyformer.operators.attention import Attention as Attention
 from anyformer.operators.attention import PositionBias as PositionBias
 from anyformer.operators.attention import RelativeBias as RelativeBias
 from anyformer.operators.attention import Rotary as Rotary
+from anyformer.operators.attention import TableBias as TableBias
 from anyformer.operators.functions import FUNCTIONS as FUNCTIONS
 from anyformer.operators.functions import register_function as register_function
 from anyformer.operators.gates import Gate as Gate
@@ -13,11 +14,14 @@ from anyformer.operators.kernels import RBF as RBF
 from anyformer.operators.kernels import AverageHard as AverageHard
 from anyformer.operators.kernels import FeatureMap as FeatureMap
 from anyformer.operators.kernels import Kernel as Kernel
+from anyformer.operators.kernels import Landmarks as Landmarks
 from anyformer.operators.kernels import Performer as Performer
+from anyformer.operators.kernels import Polynomial as Polynomial
 from anyformer.operators.kernels import Softmax as Softmax
 from anyformer.operators.masks import Bidirectional as Bidirectional
 from anyformer.operators.masks import Causal as Causal
 from anyformer.operators.masks import Mask as Mask
+from anyformer.operators.masks import Neighbours as Neighbours
 from anyformer.operators.masks import Offsets as Offsets
 from anyformer.operators.masks import Strided as Strided
 from anyformer.operators.masks import Window as Window
@@ -35,3 +39,4 @@ from anyformer.operators.operator import Mixing as Mixing
 from anyformer.operators.operator import Operator as Operator
 from anyformer.operators.operator import Scaling as Scaling
 from anyformer.operators.operator import TokenMap as TokenMap
+from anyformer.operators.projected import Linformer as Linformer

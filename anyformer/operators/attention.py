@@ -70,6 +70,37 @@ class RelativeBias(PositionBias):
 
 
 @dataclass(frozen=True)
+class TableBias(PositionBias):
+    """``rows[h][i][j]``: any fixed bias of the pair (query i, key j), one square table a head."""
+
+    rows: tuple[tuple[tuple[float, ...], ...], ...]
+
+    def __post_init__(self) -> None:
+        tables = self.rows if isinstance(self.rows, tuple) and self.rows else ((),)
+        for table in tables:
+            if (
+                not isinstance(table, tuple)
+                or not table
+                or any(not isinstance(row, tuple) or len(row) != len(table) for row in table)
+            ):
+                raise AnyformerError("TableBias: every head needs a non-empty square table")
+            for row in table:
+                require_numbers("TableBias", "a row", row)
+        if len({len(table) for table in tables}) != 1:
+            raise AnyformerError("TableBias: all heads need tables of one size")
+
+    @property
+    def heads(self) -> int:
+        return len(self.rows)
+
+    def __call__(self, like: Any, query: Any, key: Any) -> Any:
+        highest, size = int(max(query.max(), key.max())), len(self.rows[0])
+        if highest >= size:
+            raise AnyformerError(f"TableBias: position {highest} is past its size {size}")
+        return P.constant(like, self.rows)[:, query[:, 0], key[:, 0]].swapaxes(0, 1)
+
+
+@dataclass(frozen=True)
 class Rotary(Spec):
     """RoPE: the pair (i, i + r) of the first 2r columns turns by ``position * frequencies[i]`` (r = number of frequencies)."""
 

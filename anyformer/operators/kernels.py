@@ -173,3 +173,62 @@ class Performer(_Features):
     def features(self, x: Any) -> Any:
         w = P.constant(x, philox.gaussian(self.seed, 0, (x.shape[-1], self.projections), 1.0).T[None, None].copy())
         return P.exp(P.products(x, w) - 0.5 * P.row_sum(x * x))
+
+
+@dataclass(frozen=True)
+class Polynomial(Kernel):
+    """``A_ij = (s q_i . k_j + offset)^degree``, rows not normalised; degree 1 and offset 0 is linear attention."""
+
+    degree: int = 1
+    offset: float = 0.0
+    additive_bias = False
+    normalised = False
+
+    def __post_init__(self) -> None:
+        require_size("Polynomial", "degree", self.degree)
+        require_number("Polynomial", "offset", self.offset)
+
+    def __call__(self, q: Any, k: Any, bias: Any, allowed: Any, sink: bool) -> Any:
+        base = P.products(q, k) + self.offset
+        power = base
+        for _ in range(self.degree - 1):
+            power = power * base
+        return P.select(power, allowed, 0.0)
+
+
+@dataclass(frozen=True)
+class Landmarks(Kernel):
+    """SkyFormer (Chen et al. 2021): the Gaussian kernel through ``landmarks`` fixed points L, rows not normalised,
+
+        A = K(s q, L) M K(L, k),       K(x, y) = exp(-|x - y|^2 / 2),       M = about (K(L, L) + ridge)^-1
+
+    M by ``iterations`` steps of Newton and Schulz, ``M <- M (2 - (K + ridge) M)``, as their code does. The points are Gaussian from ``seed``
+    and part of the class; their code draws them from the tokens at every forward.
+    """
+
+    landmarks: int = 4
+    ridge: float = 0.1
+    iterations: int = 6
+    seed: int = 0
+    additive_bias = False
+    normalised = False
+
+    def __post_init__(self) -> None:
+        require_size("Landmarks", "landmarks", self.landmarks)
+        require_size("Landmarks", "iterations", self.iterations)
+        require_size("Landmarks", "seed", self.seed, 0)
+        require_number("Landmarks", "ridge", self.ridge, 0.0)
+
+    def __call__(self, q: Any, k: Any, bias: Any, allowed: Any, sink: bool) -> Any:
+        points = P.constant(q, philox.gaussian(self.seed, 0, (q.shape[-1], self.landmarks), 1.0).T[None, None].copy())
+        identity = P.constant(q, [[float(i == j) for j in range(self.landmarks)] for i in range(self.landmarks)])
+        kernel = _gaussian(points, points) + self.ridge * identity
+        inverse = identity / (self.landmarks + self.ridge)  # all eigenvalues of kernel lie below 1 / this
+        for _ in range(self.iterations):
+            inverse = inverse @ (2.0 * identity - kernel @ inverse)
+        return P.select(P.products(_gaussian(q, points) @ inverse, _gaussian(k, points)), allowed, 0.0)
+
+
+def _gaussian(x: Any, y: Any) -> Any:
+    squared = P.row_sum(x * x) + P.row_sum(y * y).swapaxes(-1, -2) - 2.0 * P.products(x, y)
+    return P.exp(-0.5 * squared)

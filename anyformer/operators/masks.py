@@ -4,6 +4,10 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+import torch
+from torch import Tensor
+
 from anyformer.errors import AnyformerError, require_size
 from anyformer.spec import Spec
 
@@ -82,7 +86,7 @@ class Offsets(Mask):
 
     def __post_init__(self) -> None:
         for interval in self.intervals if isinstance(self.intervals, tuple) else (None,):
-            ends = interval if isinstance(interval, tuple) and len(interval) == 2 else (0.5,)
+            ends: tuple[Any, Any] = interval if isinstance(interval, tuple) and len(interval) == 2 else (0.5, 0.5)
             whole = all(end is None or (type(end) is int and abs(end) < 2**62) for end in ends)
             if not whole or (None not in ends and ends[0] > ends[1]):
                 raise AnyformerError(
@@ -101,3 +105,23 @@ class Offsets(Mask):
             inside = inside if low is None else inside & (distance >= low)
             allowed = allowed | (inside if high is None else inside & (distance <= high))
         return allowed
+
+
+@dataclass(frozen=True)
+class Neighbours(Mask):
+    """An explicit directed graph: the query at position i may see the keys ``rows[i]``; positions past the rows see nothing."""
+
+    rows: tuple[tuple[int, ...], ...]
+
+    def __post_init__(self) -> None:
+        n = len(self.rows) if isinstance(self.rows, tuple) else 0
+        require_size("Neighbours", "number of rows", n)
+        if not all(isinstance(row, tuple) and all(type(j) is int and 0 <= j < n for j in row) for row in self.rows):
+            raise AnyformerError(f"Neighbours: each row must be a tuple of positions 0..{n - 1}, got {self.rows!r}")
+
+    def allows(self, query: Any, key: Any) -> Any:
+        n = len(self.rows)
+        table = [j in row for row in map(frozenset, self.rows) for j in range(n)]
+        table = torch.tensor(table, device=query.device) if isinstance(query, Tensor) else np.array(table)
+        inside = (query < n) & (key < n)
+        return inside & table[query.clip(0, n - 1) * n + key.clip(0, n - 1)]

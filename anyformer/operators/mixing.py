@@ -1,6 +1,5 @@
 """Fixed token mixing: operators that read nothing. Convolution and cyclic shift, real Fourier mixing (FNet), a fixed matrix."""
 
-import math
 from abc import abstractmethod
 from dataclasses import dataclass
 from typing import Any
@@ -74,8 +73,8 @@ class Fourier(FixedMixing):
         require_choice("Fourier", "part", self.part, ("cos", "sin"))
 
     def weights(self, like: Any, query: Any, key: Any, length: Any) -> Any:
-        turns = P.constant(like, (query * key) % length) / P.constant(like, length)
-        return P.cos_sin(like, turns, (2 * math.pi,))[0 if self.part == "cos" else 1][..., 0]
+        share = P.constant(like, (query * key) % length) / P.constant(like, length)
+        return P.turns(like, share)[0 if self.part == "cos" else 1]
 
 
 @dataclass(frozen=True)

@@ -102,6 +102,31 @@ def constant(like: Any, values: Any) -> Any:
 
 
 @singledispatch
+def weight(like: Any, values: Any) -> Any:
+    """A tensor of a network (probes, maps) in the arithmetic of ``like``: the tensor itself where that is a tensor."""
+    return constant(like, values)
+
+
+@singledispatch
+def einsum(x: Any, equation: str, values: Any) -> Any:
+    """``einsum(equation, x, values)`` for a tensor ``values`` of a network."""
+    raise _unregistered("einsum", x)
+
+
+@singledispatch
+def spread(x: Any, count: int) -> Any:
+    """``x`` (..., 1, c) said ``count`` times along its last but one axis."""
+    raise _unregistered("spread", x)
+
+
+@singledispatch
+def turns(like: Any, share: Any) -> tuple[Any, Any]:
+    """cos and sin of ``share`` of a full turn; floating arithmetics know 2 pi as a float only."""
+    cos, sin = cos_sin(like, share, (2 * math.pi,))
+    return cos[..., 0], sin[..., 0]
+
+
+@singledispatch
 def cos_sin(like: Any, places: Any, frequencies: tuple[float, ...]) -> tuple[Any, Any]:
     """cos and sin of ``places[..., None] * frequencies``; for tensors the angle is formed in float64."""
     raise _unregistered("cos_sin", like)
@@ -167,6 +192,21 @@ def _(scores: Tensor, allowed: Tensor, sink: bool) -> Tensor:
         scores = torch.cat((scores, torch.zeros_like(scores[..., :1])), dim=-1)
     weights = torch.softmax(scores, dim=-1)
     return (weights[..., :-1] if sink else weights) * keep
+
+
+@weight.register
+def _(like: Tensor, values: Tensor) -> Tensor:
+    return values
+
+
+@einsum.register
+def _(x: Tensor, equation: str, values: Tensor) -> Tensor:
+    return torch.einsum(equation, x, values)
+
+
+@spread.register
+def _(x: Tensor, count: int) -> Tensor:
+    return x.expand(*x.shape[:-2], count, x.shape[-1])
 
 
 @constant.register

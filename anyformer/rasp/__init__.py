@@ -1,12 +1,21 @@
 """RASP: programs of sequences and selectors, their interpreter, and their compiler to transformer weights."""
 
+from anyformer.rasp.bridge import to_transformer_bridge as to_transformer_bridge
 from anyformer.rasp.compiled import CompiledProgram as CompiledProgram
 from anyformer.rasp.compiling import compile as compile
+from anyformer.rasp.drawing import draw_attention as draw_attention
 from anyformer.rasp.interpreter import Evaluation as Evaluation
 from anyformer.rasp.interpreter import interpret as interpret
+from anyformer.rasp.language.environment import Environment as Environment
+from anyformer.rasp.language.environment import load_rasp as load_rasp
+from anyformer.rasp.language.environment import run_rasp as run_rasp
+from anyformer.rasp.language.places import Place as Place
+from anyformer.rasp.language.places import RaspError as RaspError
+from anyformer.rasp.module import to_module as to_module
 from anyformer.rasp.operations import OPERATIONS as OPERATIONS
 from anyformer.rasp.operations import Operation as Operation
 from anyformer.rasp.operations import Undefined as Undefined
+from anyformer.rasp.saving import load as load
 from anyformer.rasp.sequences import EQ as EQ
 from anyformer.rasp.sequences import GEQ as GEQ
 from anyformer.rasp.sequences import GT as GT

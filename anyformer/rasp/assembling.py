@@ -30,6 +30,8 @@ class Stream:
     erased: dict[int, list[int]]
     names: tuple[tuple[str, ...], ...]
     """Of every place, the names of what lives there, one after the other."""
+    written: dict[str, tuple[int, int]]
+    """Where a coordinate is found by its name: its place, and the number of stages after which it is there."""
 
     def column(self, form: Form, dtype: torch.dtype) -> Tensor:
         """A form as a probe column (width,)."""
@@ -44,11 +46,11 @@ class Stream:
         return torch.stack([self.column(form, dtype) for form in forms], 1)
 
 
-def last_reads(plan: Plan, outputs: Iterable[Form]) -> dict[int, float | int]:
+def last_reads(plan: Plan, outputs: Iterable[Form]) -> dict[int, int | float]:
     """When each coordinate is read last; infinity for those of the output, and its own time for one that nobody reads."""
-    last: dict[int, float | int] = {c: coordinate.time for c, coordinate in enumerate(plan.coordinates)}
+    last: dict[int, int | float] = {c: coordinate.time for c, coordinate in enumerate(plan.coordinates)}
 
-    def read(form: Form | None, time: float | int) -> None:
+    def read(form: Form | None, time: int | float) -> None:
         for c, _ in () if form is None else form.terms:
             last[c] = max(last[c], time)
 
@@ -79,7 +81,7 @@ def allocate(plan: Plan, outputs: Iterable[Form]) -> Stream:
     """Places for all coordinates, first come first served; a free one is erased at the feed-forward time that follows its last read."""
     last = last_reads(plan, outputs)
     place: dict[int, int] = {}
-    living: list[tuple[float | int, int]] = []  # of each place: last read, and when it was written
+    living: list[tuple[int | float, int]] = []  # of each place: last read, and when it was written
     erased: dict[int, list[int]] = defaultdict(list)
     names: list[list[str]] = []
     needed = [c for c, coordinate in enumerate(plan.coordinates) if last[c] > coordinate.time]
@@ -99,7 +101,13 @@ def allocate(plan: Plan, outputs: Iterable[Form]) -> Stream:
             names.append([])
         place[c], living[p] = p, (last[c], time)
         names[p].append(plan.coordinates[c].name)
-    return Stream(place, len(living) + 1, dict(erased), (*tuple(tuple(n) for n in names), ("constant",)))
+    written = {plan.coordinates[c].name: (p, _stages_until(plan, erased, plan.coordinates[c].time)) for c, p in place.items()}
+    return Stream(place, len(living) + 1, dict(erased), (*tuple(tuple(n) for n in names), ("constant",)), written)
+
+
+def _stages_until(plan: Plan, erased: Iterable[int], time: int) -> int:
+    """How many stages there are up to a time: times at which nothing happens have none."""
+    return len({w.time for w in (*plan.heads, *plan.units) if w.time <= time} | {t for t in erased if t <= time})
 
 
 def assemble(

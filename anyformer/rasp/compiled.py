@@ -4,9 +4,11 @@ import contextlib
 import random
 from collections.abc import Sequence as List
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from anyformer.errors import AnyformerError
@@ -67,6 +69,8 @@ class CompiledProgram:
     notes: tuple[str, ...] = ()
     """Where the network is right up to the tie width of average-hard attention only."""
     seconds: float = 0.0
+    written: dict[str, tuple[int, int]] = field(default_factory=dict, repr=False)
+    """Of every coordinate by name: its place in the stream, and after how many stages it is there (not kept in a folder)."""
     _ids: dict[Any, int] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
@@ -93,19 +97,44 @@ class CompiledProgram:
         with torch.no_grad():
             return self.network.run_stream(x, ctx, patterns=patterns, streams=streams)
 
-    def first_stream(self, inputs: List[List[Any]]) -> tuple[Tensor, Tensor]:
-        """Token ids (inputs, n), all 0 where tokens are real numbers, and the stream before the first layer."""
-        for tokens in inputs:
-            self.require(tokens)
-        if not isinstance(self.vocab, Reals):
-            ids = torch.tensor([[self._ids[t] for t in tokens] for tokens in inputs])
-            return ids, self.network.first_stream(ids, Context.of(ids))
-        numbers = torch.tensor([list(map(float, tokens)) for tokens in inputs], dtype=torch.float64)
+    def run_numbers(self, numbers: Float[Tensor, "batch n"], streams: list[Tensor] | None = None) -> Float[Tensor, "batch n out"]:
+        """The network's outputs on real-valued tokens, a differentiable function of them. They are not checked against the vocabulary."""
         ids = torch.zeros(numbers.shape, dtype=torch.int64)
         x = self.network.first_stream(ids, Context.of(ids))
         if self.token_place is not None:
-            x[..., self.token_place] = numbers.to(x.dtype)
+            given = torch.zeros(x.shape[-1], dtype=x.dtype)
+            given[self.token_place] = 1.0
+            x = x + numbers.to(x.dtype)[..., None] * given
+        return self.network.run_stream(x, Context.of(ids), streams=streams)
+
+    def first_stream(self, inputs: List[List[Any]]) -> tuple[Tensor, Tensor]:
+        """Token ids (inputs, n), all 0 where tokens are real numbers, and the stream before the first layer."""
+        encoded = self.encode(inputs)
+        ids = torch.zeros(encoded.shape, dtype=torch.int64) if isinstance(self.vocab, Reals) else encoded
+        x = self.network.first_stream(ids, Context.of(ids))
+        if isinstance(self.vocab, Reals) and self.token_place is not None:
+            x[..., self.token_place] = encoded.to(x.dtype)
         return ids, x
+
+    def encode(self, inputs: List[List[Any]]) -> Tensor:
+        """Inputs of one length as a tensor (inputs, n): token ids, or float64 where tokens are real numbers."""
+        for tokens in inputs:
+            self.require(tokens)
+        if isinstance(self.vocab, Reals):
+            return torch.tensor([list(map(float, tokens)) for tokens in inputs], dtype=torch.float64)
+        return torch.tensor([[self._ids[t] for t in tokens] for tokens in inputs])
+
+    def save(self, folder: str | Path) -> None:
+        """Write the program to a folder that :func:`anyformer.rasp.load` reads (safetensors and JSON)."""
+        from anyformer.rasp.saving import save
+
+        save(self, folder)
+
+    def draw(self, path: str | Path, tokens: List[Any] | None = None) -> None:
+        """Draw the computation flow on an example input (:func:`anyformer.rasp.drawing.draw`): PNG, PDF or SVG by the suffix; extra ``viz``."""
+        from anyformer.rasp.drawing import draw
+
+        draw(self, path, tokens)
 
     def require(self, tokens: List[Any]) -> None:
         """Raise unless this is an input that the program was compiled for."""
@@ -125,7 +154,7 @@ class CompiledProgram:
 
     def decode(self, out: Tensor) -> list[Any]:
         """Values of one input from the network's outputs (n, 1 or 2)."""
-        if out.shape[1] == 2 and not float(out[:, 1].abs().max()) < FAULT:
+        if out.shape[1] == 2 and not float(out[:, 1].detach().abs().max()) < FAULT:
             raise AnyformerError(f"{self.text} has no value on this input: it averages, compares or outputs something undefined")
         numbers = out[:, 0].tolist()
         if not bool(torch.isfinite(out[:, 0]).all()):

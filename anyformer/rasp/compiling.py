@@ -9,8 +9,10 @@
 What cannot be built is refused with all reasons at once, each naming its expression; what is built is checked.
 """
 
+import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any, Literal
 
 import numpy as np
@@ -20,6 +22,7 @@ from anyformer.errors import AnyformerError, OutsideClass, require_choice, requi
 from anyformer.rasp.assembling import assemble, prune
 from anyformer.rasp.compiled import CompiledProgram, Outputs, check_against_interpreter
 from anyformer.rasp.graph import Graph
+from anyformer.rasp.merging import merge
 from anyformer.rasp.plan import Form, Plan, number
 from anyformer.rasp.realising import Realisation
 from anyformer.rasp.sequences import LIFTED, Sequence, printed, restricted
@@ -31,6 +34,8 @@ SMALLER = 2**8
 """The number of combinations of sources in one table, where :data:`~anyformer.rasp.values.JOINT` cannot be."""
 
 CAUSAL = ("no", "strict", "dialect")
+DEEPEST = 50_000
+"""The most nested Python calls of one compilation."""
 
 
 def compile(
@@ -39,7 +44,7 @@ def compile(
     max_length: int,
     *,
     mode: Literal["analytic", "standard"] = "analytic",
-    tolerance: float = 1e-3,
+    tolerance: int | float = 1e-3,
     causal: Literal["no", "strict", "dialect"] = "no",
     attention: Literal["hard", "softmax"] = "hard",
     dtype: Literal["float64", "float32"] = "float64",
@@ -72,6 +77,7 @@ def compile(
     root = graph.roots[0]
     forms = [output] if realisation.fault == number(0.0) else [output, realisation.fault]
     prune(plan, forms)
+    forms = merge(plan, forms)
     if causal == "strict":
         _require_causal(plan, program)
     scale = 2 * (np.log(max_length + 1) + 28.0) if attention == "softmax" else None
@@ -95,6 +101,7 @@ def compile(
         text=printed(program),
         token_place=place,
         names=stream.names,
+        written=stream.written,
         mode=mode,
         error=realisation.error(root),
         causal=causal != "no",
@@ -137,7 +144,7 @@ def _first_way(
 
 
 def _realised(
-    graph: Graph, program: Sequence, vocab: Any, max_length: int, mode: Any, numbers: Any, tolerance: float, joint: int
+    graph: Graph, program: Sequence, vocab: Any, max_length: int, mode: Any, numbers: Any, tolerance: int | float, joint: int
 ) -> tuple[Realisation, Form]:
     """The plan and the form of the output; every part that cannot be built is asked for, so that all reasons are known at once."""
     inference = Inference(graph, vocab, max_length, joint)
@@ -145,10 +152,11 @@ def _realised(
         raise OutsideClass(f"{printed(program)} cannot be compiled", inference.problems)
     realisation = Realisation(graph, inference, mode=mode, dtype=numbers, tolerance=tolerance)
     try:
-        output = realisation.form(graph.roots[0])
-        realisation.watch(graph.roots[0])
-        for k in range(len(graph.nodes)):  # a part that may fail fails the run, whether or not its value is used
-            realisation.watch_aggregate(k)
+        with _deep(len(graph.nodes)):
+            output = realisation.form(graph.roots[0])
+            realisation.watch(graph.roots[0])
+            for k in range(len(graph.nodes)):  # a part that may fail fails the run, whether or not its value is used
+                realisation.watch_aggregate(k)
         return realisation, output
     except CannotCompile as first:
         reasons = {str(first)}
@@ -164,6 +172,21 @@ def _realised(
             reasons.add(str(reason))
     inner = {reason for reason in reasons if any(reason != other and other in reason for other in reasons)}
     raise OutsideClass(f"{printed(program)} cannot be compiled", sorted(reasons - inner))
+
+
+@contextmanager
+def _deep(nodes: int) -> Iterator[None]:
+    """Room for forms that ask for forms, a few calls for every node on the longest path."""
+    before = sys.getrecursionlimit()
+    sys.setrecursionlimit(max(before, min(before + 40 * nodes, DEEPEST)))
+    try:
+        yield
+    except RecursionError:
+        raise AnyformerError(
+            f"compile: the program of {nodes:,} parts has too many dependent steps; compile it in pieces"
+        ) from None
+    finally:
+        sys.setrecursionlimit(before)
 
 
 def _require_causal(plan: Plan, program: Sequence) -> None:

@@ -196,7 +196,8 @@ def described(module: nn.Module, x: Tensor, *, causal: bool = False, padding: bo
     attention = module if encoder is None else encoder.self_attn
     if not isinstance(attention, nn.MultiheadAttention) or attention.in_proj_weight is None or attention.bias_k is not None:
         raise AnyformerError(
-            f"a simulator reads nn.MultiheadAttention (one in_proj_weight, no bias_k) and nn.TransformerEncoderLayer, got {type(module).__name__}"
+            "a simulator reads nn.MultiheadAttention (one in_proj_weight, no bias_k) and nn.TransformerEncoderLayer, "
+            f"got {type(module).__name__}"
         )
     if encoder is not None and encoder.activation is not torch.nn.functional.relu:
         raise AnyformerError("a simulator runs feed-forward parts with ReLU; this encoder layer has another activation")

@@ -18,7 +18,7 @@ from anyformer.rasp.sequences import (
     Sequence,
     Tokens,
     in_order,
-    printed,
+    text_of,
 )
 
 SOURCES = ("tokens", "indices", "width", "mean", "max", "softmax")
@@ -67,15 +67,17 @@ class Graph:
         """The graph of these sequences."""
         graph = cls(split_widths=split_widths)
         number: dict[int, int] = {}
+        texts: dict[int, str] = {}
         for part in in_order(programs):
+            texts[id(part)] = part.label or text_of(part, texts)
             if isinstance(part, Sequence):
                 k = number[id(part)] = graph._number(part, number)
                 if part.label or k not in graph.texts:
-                    graph.texts[k] = part.label or printed(part)
+                    graph.texts[k] = texts[id(part)]
             else:
                 k = number[id(part)] = graph.add_relation(_relation(part, number))
                 if part.label or k not in graph.relation_texts:
-                    graph.relation_texts[k] = part.label or printed(part)
+                    graph.relation_texts[k] = texts[id(part)]
         graph.roots = tuple(number[id(program)] for program in programs)
         return graph
 

@@ -89,7 +89,13 @@ class Evaluation:
         assert isinstance(node, Aggregate)
         selected, values = self._done[id(node.selector)], self._done[id(node.values)]
         scores = None if node.scores is None else self._done[id(node.scores)]
-        return [self._aggregate(node, q, np.flatnonzero(row).tolist(), values, scores) for q, row in enumerate(selected)]
+        return [self._aggregated(node, q, np.flatnonzero(row).tolist(), values, scores) for q, row in enumerate(selected)]
+
+    def _aggregated(self, node: Aggregate, query: int, keys: list[int], values: list[Value], scores: list[Value] | None) -> Value:
+        try:
+            return self._aggregate(node, query, keys, values, scores)
+        except (TypeError, OverflowError) as error:  # values without an order or a product, sums beyond float64
+            raise AnyformerError(f"{printed(node)}: position {query}: {error}") from None
 
     def _aggregate(self, node: Aggregate, query: int, keys: list[int], values: list[Value], scores: list[Value] | None) -> Value:
         for column in (values,) if scores is None else (values, scores):

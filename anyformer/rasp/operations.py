@@ -10,6 +10,7 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import Any
 
+MOST_BITS, MOST_CHARACTERS = 1023, 100_000
 Value = Any
 """A number, a Boolean, a string, or any other hashable constant."""
 
@@ -45,6 +46,10 @@ class Operation:
             return Undefined(f"{self.printed(*map(repr, values))} raises {type(error).__name__}: {error}")
         if isinstance(result, float) and not math.isfinite(result):
             return Undefined(f"{self.printed(*map(repr, values))} is {result}")
+        if isinstance(result, int) and result.bit_length() > MOST_BITS:
+            return Undefined(f"{self.name} gives an integer of more than {MOST_BITS} bits, beyond what float64 holds")
+        if isinstance(result, str) and len(result) > MOST_CHARACTERS:
+            return Undefined(f"{self.name} gives a string of more than {MOST_CHARACTERS:,} characters")
         if not isinstance(result, Hashable):
             return Undefined(f"{self.printed(*map(repr, values))} is a {type(result).__name__}, which is no value")
         return result
@@ -69,6 +74,8 @@ def _add(x: Value, y: Value) -> Value:
 
 
 def _power(x: Value, y: Value) -> Value:
+    if isinstance(x, int) and isinstance(y, int) and abs(x) > 1 and y * (abs(x).bit_length() - 1) > MOST_BITS:
+        raise OverflowError(f"the result has more than {MOST_BITS} bits")
     result = _number(x) ** _number(y)
     if isinstance(result, complex):
         raise ValueError("the result is no real number")
@@ -84,16 +91,16 @@ def _ordered(function: Callable[[Value, Value], bool]) -> Callable[[Value, Value
     return compare
 
 
-def round_half_away(x: float | int) -> int:
+def round_half_away(x: int | float) -> int:
     """The nearest integer; a half goes away from zero."""
     return math.floor(x + 0.5) if x >= 0 else -math.floor(-x + 0.5)
 
 
-def _reciprocal_or_zero(x: float | int, least: float | int) -> float:
+def _reciprocal_or_zero(x: int | float, least: int | float) -> float:
     return 1.0 / x if abs(x) >= least else 0.0
 
 
-def _assume(x: Value, low: float | int, high: float | int) -> Value:
+def _assume(x: Value, low: int | float, high: int | float) -> Value:
     if not low <= x <= high:
         raise ValueError(f"it was assumed to lie in [{low:g}, {high:g}]")
     return x
@@ -137,7 +144,8 @@ OPERATIONS: dict[str, Operation] = {
         Operation("true", lambda x, y: True),
     )
 }
-"""``reciprocal_or_zero(x, least)`` is 1/x where |x| >= least, else 0; ``assume`` is its first argument, which must lie between the others; ``true`` is the predicate of the selector that selects everything."""
+"""``reciprocal_or_zero(x, least)`` is 1/x where |x| >= least, else 0; ``assume`` is its first argument, which must lie between the others;
+``true`` is the predicate of the selector that selects everything."""
 
 NAMES_OF_LITERALS = {"true": True, "false": False}
 

@@ -201,6 +201,7 @@ def _rounded(function: Callable[[float], int]) -> Callable[[Real], Real | str]:
 
 
 RULES: dict[str, Callable[..., Real | str]] = {
+    "float": lambda x: x,
     "add": _add,
     "sub": _sub,
     "neg": _neg,

@@ -35,7 +35,7 @@ SOFT_MARGIN = 50.0
 class Realisation:
     """The plan of a graph, built as it is asked for forms."""
 
-    def __init__(self, graph: Graph, inference: Inference, *, mode: Mode, dtype: Any, tolerance: float):
+    def __init__(self, graph: Graph, inference: Inference, *, mode: Mode, dtype: Any, tolerance: int | float):
         self.graph = graph
         self.inference = inference
         self.mode = mode
@@ -58,9 +58,37 @@ class Realisation:
 
     def form(self, k: int) -> Form:
         """The number of node k: its value, or its code where its values are no numbers."""
-        if k not in self._forms:
-            self._forms[k] = self._form(k, self.graph.nodes[k])
+        stack = [k]
+        while k not in self._forms:  # no recursion: expressions may be thousands of operations deep
+            node = stack[-1]
+            waiting = [a for a in self._needs(node) if a not in self._forms]
+            if waiting:
+                stack += waiting[::-1]
+                continue
+            if node not in self._forms:
+                self._forms[node] = self._form(node, self.graph.nodes[node])
+            stack.pop()
         return self._forms[k]
+
+    def _needs(self, k: int) -> tuple[int, ...]:
+        """Nodes whose forms the form of node k is made of: none where it is a table."""
+        node = self.graph.nodes[k]
+        tabulated = node.kind == "elementwise" and isinstance(self.inference.of(k), Finite) and self.inference.supports[k] != (k,)
+        return () if tabulated and not self._is_linear(k, node) else node.arguments
+
+    def _is_linear(self, k: int, node: Node) -> bool:
+        """Whether the node is a sum, a difference or a multiple of numbers, and no table by itself."""
+        if node.kind != "elementwise" or node.operation is None:
+            return False
+        if len(self.inference.supports[k]) == 1 and self.inference.supports[k] != (k,):
+            return False
+        sets = [self.inference.of(a) for a in node.arguments]
+        if any(isinstance(s, Finite) and (s.undefined or not s.numeric) for s in sets):
+            return False
+        constants = [constant_of(range_of(s)) for s in sets]
+        name = node.operation.name
+        by_constant = (name == "mul" and constants != [None, None]) or (name == "div" and bool(constants[1]))
+        return name in ("add", "sub", "neg", "assume", "float") or by_constant
 
     def error(self, k: int) -> float:
         """A bound of how far the form of node k may be from the value (functions in standard mode; rounding aside)."""
@@ -152,12 +180,9 @@ class Realisation:
 
     def _linear(self, k: int, node: Node) -> Form | None:
         """Sums, differences and multiples of numbers cost nothing."""
-        assert node.operation is not None
-        sets = [self.inference.of(a) for a in node.arguments]
-        if len(self.inference.supports[k]) == 1 and self.inference.supports[k] != (k,):
-            return None  # a function of one source is one table
-        if any(isinstance(s, Finite) and (s.undefined or not s.numeric) for s in sets):
+        if node.operation is None or not self._is_linear(k, node):
             return None
+        sets = [self.inference.of(a) for a in node.arguments]
         constants = [constant_of(range_of(s)) for s in sets]
         name, a = node.operation.name, node.arguments
         if name in ("add", "sub"):
@@ -167,6 +192,8 @@ class Realisation:
         if name == "neg":
             self.errors[k] = self.error(a[0])
             return -1.0 * self.form(a[0])
+        if name == "float":
+            return self._times(k, 1.0, a[0])
         if name == "assume":
             return self._assumed(k, a[0], *(range_of(s) for s in sets))
         for i, other in ((0, 1), (1, 0)):
@@ -249,7 +276,8 @@ class Realisation:
     def _aggregate(self, k: int, node: Node) -> Form:
         assert node.relation is not None
         values, found, name = node.arguments[0], self.inference.of(k), self.text(k)
-        score, head = self.selectors.score(node.relation), self.selectors.text(node.relation)
+        lifted = node.kind == "mean" and self.inference.cardinality(node.relation)[2]
+        score, head = self.selectors.score(node.relation, lifted=lifted), self.selectors.text(node.relation)
         arguments = [self.inference.of(a) for a in node.arguments]
         if any(isinstance(a, Finite) and not a.values for a in arguments):  # whatever is selected has no value
             self.blame(self.plan.attend(f"{name} averages no value", score.merged(), "hard", number(1.0), head))

@@ -3,6 +3,8 @@ wins where none is.
 
     distance      key - query in some intervals            a mask rule, no score at all
     equality      1/2 - s (k - q)^2                         three products; s is one over the least distance of different values, squared
+                  1/2 - s (k - q)^2 + s q^2                 two products, where every query selects some key: the sink is not needed then,
+                                                            and what depends on the query alone moves all keys alike
     any other     sum_i [k in class i] P(i, q)              as many products as the smaller side has classes of values
 
 ``and`` adds scores (of m parts, less (m - 1)/2) and intersects distances. ``or`` and ``not`` are one predicate of the values that their
@@ -43,22 +45,23 @@ class Selectors:
 
     def __init__(self, realisation: "Realisation"):
         self._of = realisation
-        self._scores: dict[int, Score] = {}
+        self._scores: dict[tuple[int, bool], Score] = {}
 
     def text(self, r: int) -> str:
         """Relation r as text."""
         return self._of.graph.relation_texts.get(r, f"selector {r}")
 
-    def score(self, r: int) -> Score:
-        """The score of relation r."""
-        if r not in self._scores:
+    def score(self, r: int, *, lifted: bool = False) -> Score:
+        """The score of relation r. ``lifted``: selected keys may have more than 1/2, others are at least 1 below them, and the sink is below
+        (every query selects some key)."""
+        if (r, lifted) not in self._scores:
             try:
-                self._scores[r] = self._score(r)
+                self._scores[r, lifted] = self._score(r, lifted)
             except CannotCompile as reason:
                 raise CannotCompile(f"{self.text(r)}: {reason}") from None
-        return self._scores[r]
+        return self._scores[r, lifted]
 
-    def _score(self, r: int) -> Score:
+    def _score(self, r: int, lifted: bool) -> Score:
         n = self._of.inference.max_length
         pairs: list[tuple[Form, Form]] = []
         allowed: np.ndarray | None = None
@@ -68,7 +71,7 @@ class Selectors:
             if distances is not None:
                 allowed = distances if allowed is None else allowed & distances
             else:
-                pairs += self._equality(part, negated) or self._general(part, negated)
+                pairs += self._equality(part, negated, lifted) or self._general(part, negated)
                 count += 1
         pairs.append((number(1.0), number(0.5 - 0.5 * count)))
         return Score(tuple(pairs), None if allowed is None or allowed.all() else _intervals(allowed, n))
@@ -117,8 +120,9 @@ class Selectors:
         sizes = [math.prod(len(inference.values[s].values) for s in side) for side in (keys, queries)]  # type: ignore[union-attr]
         places = all(self._of.graph.nodes[s].kind == "indices" for s in (*keys, *queries))
         if sizes[0] * sizes[1] > (POSITIONS if places else PAIRS):
+            most = POSITIONS if places else PAIRS
             raise CannotCompile(
-                f"its value set explodes: {sizes[0]:,} x {sizes[1]:,} combinations of keys and queries, at most {POSITIONS if places else PAIRS:,}"
+                f"its value set explodes: {sizes[0]:,} x {sizes[1]:,} combinations of keys and queries, at most {most:,}"
             )
         return np.broadcast_to(self._evaluated(r, keys, queries), (sizes[0], sizes[1]))
 
@@ -170,8 +174,8 @@ class Selectors:
                 self._of.watch(leaf.keys)
                 self._of.watch(leaf.queries)
 
-    def _equality(self, r: int, negated: bool) -> list[tuple[Form, Form]] | None:
-        """``1/2 - s (k - q)^2`` where that is what it is and rounding leaves it alone, else None."""
+    def _equality(self, r: int, negated: bool, lifted: bool) -> list[tuple[Form, Form]] | None:
+        """``1/2 - s (k - q)^2`` (lifted: plus ``s q^2``) where that is what it is and rounding leaves it alone, else None."""
         relation, inference = self._of.graph.relations[r], self._of.inference
         if negated or relation.kind != "select" or relation.operation is not OPERATIONS["eq"]:
             return None
@@ -191,9 +195,12 @@ class Selectors:
                 self._of.form(node) if numeric else self._of.tabulated(node, codes, f"{name}, coded")
                 for node, codes, name in zip((relation.keys, relation.queries), found[:2], text, strict=True)
             )
+            lifted = lifted and self._separable(scale, max(map(abs, found[1].values())))
             k2, q2 = (
-                self._of.tabulated(node, {v: c * c for v, c in codes.items()}, f"{name}, squared")
-                for node, codes, name in zip((relation.keys, relation.queries), found[:2], text, strict=True)
+                number(0.0)
+                if lifted and side
+                else self._of.tabulated(node, {v: c * c for v, c in codes.items()}, f"{name}, squared")
+                for side, (node, codes, name) in enumerate(zip((relation.keys, relation.queries), found[:2], text, strict=True))
             )
         else:
             if any(isinstance(side, Finite) and (not side.numeric or side.undefined) for side in (keys, queries)):
@@ -209,11 +216,16 @@ class Selectors:
             if not self._safe(scale, magnitude, gap == 1):
                 raise CannotCompile(f"values {gap:.2g} apart and as large as {magnitude:.3g} do not fit the score of this dtype")
             k, q = self._of.form(relation.keys), self._of.form(relation.queries)
+            lifted = lifted and self._separable(scale, range_of(queries).magnitude)
             k2, q2 = (
-                self._of.plan.compute(f"{self._of.text(node)}, squared", [("identity", form, form, 1.0)])
-                for node, form in ((relation.keys, k), (relation.queries, q))
+                number(0.0)
+                if lifted and side
+                else self._of.plan.compute(f"{self._of.text(node)}, squared", [("identity", form, form, 1.0)])
+                for side, (node, form) in enumerate(((relation.keys, k), (relation.queries, q)))
             )
         one = number(1.0)
+        if lifted:
+            return [(2.0 * scale * q, k), (one, -scale * k2 + number(0.5))]
         return [(2.0 * scale * q, k), (one, -scale * k2), (-scale * q2 + number(0.5), one)]
 
     @staticmethod
@@ -235,6 +247,10 @@ class Selectors:
         if whole and scale == 1.0 and largest < 1 / self._of.eps:
             return True
         return 16 * self._of.eps * largest < self._of.tie / 4
+
+    def _separable(self, scale: float, largest: float) -> bool:
+        """Whether scores 1 below ``1/2 + s q^2`` are no ties with it."""
+        return 10 * self._of.tie * (1.5 + scale * largest**2) < 1
 
     def _general(self, r: int, negated: bool) -> list[tuple[Form, Form]]:
         """``P(key, query) - 1/2`` by classes of values that behave alike, on the side that has fewer."""

@@ -277,7 +277,7 @@ def where(condition: Any, then: Any, otherwise: Any) -> Sequence:
     return Elementwise(OPERATIONS["where"], (lift(condition), lift(then), lift(otherwise)))
 
 
-def assume(values: Any, low: float, high: float) -> Sequence:
+def assume(values: Any, low: int | float, high: int | float) -> Sequence:
     """``values``, which are known to lie in [low, high]: the compiler may use it, and an input on which they do not is an error of the run."""
     return Elementwise(OPERATIONS["assume"], (lift(values), lift(low), lift(high)))
 
@@ -339,12 +339,16 @@ def restricted(program: Sequence) -> Sequence:
 
 
 def printed(node: Sequence | Selector) -> str:
-    """The expression as text; a named one by its name."""
+    """The expression as text; parts with a name by their name."""
     texts: dict[int, str] = {}
     for part in in_order((node,)):
-        inner = [texts[id(child)] for child in children(part)]
-        texts[id(part)] = part.label if part.label and part is not node else _text(part, inner)
+        texts[id(part)] = part.label if part.label and part is not node else text_of(part, texts)
     return texts[id(node)]
+
+
+def text_of(node: Sequence | Selector, texts: dict[int, str]) -> str:
+    """The expression as text, given those of its parts by their ``id``."""
+    return _text(node, [texts[id(child)] for child in children(node)])
 
 
 def _text(node: Sequence | Selector, inner: list[str]) -> str:

@@ -46,7 +46,7 @@ CURVES = {
 class Smooth:
     """Writes operations of real numbers into a plan."""
 
-    def __init__(self, plan: Plan, mode: Mode, tolerance: float):
+    def __init__(self, plan: Plan, mode: Mode, tolerance: int | float):
         self.plan = plan
         self.mode = mode
         self.tolerance = tolerance
@@ -194,7 +194,7 @@ def _times(parts: list[Part], factor: float) -> list[Part]:
     return [(function, gate, value, factor * c) for function, gate, value, c in parts]
 
 
-def _knots(curve: Curve, low: float, high: float, tolerance: float) -> list[float]:
+def _knots(curve: Curve, low: float, high: float, tolerance: int | float) -> list[float]:
     """Knots between which linear interpolation is right to ``tolerance``; |f''| is largest at an end of each interval."""
     knots = [low]
     while knots[-1] < high:

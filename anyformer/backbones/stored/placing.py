@@ -16,7 +16,7 @@ import torch
 from anyformer.backbones.machine import misfits
 from anyformer.classes import BranchClass, NetworkClass, StageClass, inner_operator
 from anyformer.errors import AnyformerError, OutsideClass
-from anyformer.operators import ALiBi, Attention, Context, FixedMatrix, Gate, Normed, Operator, RelativeBias
+from anyformer.operators import ALiBi, Attention, Context, FixedMatrix, Gate, Normed, Operator, RelativeBias, TableBias
 from anyformer.program import Placement
 
 Branches = tuple[tuple[int, ...] | int, ...]
@@ -159,6 +159,8 @@ def resized(operator: Operator, count: int) -> Operator:
             bias = ALiBi(bias.slopes[:count])
         elif isinstance(bias, RelativeBias) and bias.heads > 1:
             bias = RelativeBias(bias.table[:count])
+        elif isinstance(bias, TableBias) and bias.heads > 1:
+            bias = TableBias(bias.rows[:count])
         return replace(operator, heads=count, bias=bias)
     raise AnyformerError(f"{count} {operator.noun}s of {type(operator).__name__}, the machine has {operator.count}")
 
