@@ -1,6 +1,7 @@
 """One table of RASP programs: (program, vocabulary, largest length, input, expected), for every level. Expected values are by hand, or plain
 Python that shares nothing with the library. "report": what users of earlier software reported as wrong."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -242,11 +243,23 @@ case(
 near = {"standard": "a jump from 0 to 1/least is no ReLU table"}
 case("max over the past", maximum(before, tokens), (-2, 1, 3), 5, [-2, 1, -2, 3], [-2, 1, 1, 3])
 case("softmax head", soft_aggregate(full, indices * 0, tokens), Reals(0, 3), 4, [0, 1, 2], 1)
+case(
+    "softmax over the past",  # what is not selected has much larger scores
+    soft_aggregate(before, tokens, indices),
+    Reals(0, 30),
+    4,
+    [0, 30, 0],
+    [0, 1 / (1 + math.exp(-30)), (math.exp(30) + 2) / (math.exp(30) + 2)],
+)
 case("product of sums", L.total(tokens) * L.running_sum(tokens), Reals(-1, 2), 4, [1, 2, -1], [2, 6, 4])
 case("quotient", tokens / (1 + tokens * tokens), Reals(-2, 2), 3, [-2, 0, 1], [-0.4, 0, 0.5])
 case("abs, relu, max", apply("max", abs(tokens), OPERATIONS["relu"](3)), Reals(-9, 9), 3, [-5, 1, 9], [5, 3, 9])
 case("1/x or 0", apply("reciprocal_or_zero", tokens, 1e-3), Reals(-2, 2), 3, [0.5, 0, -2], [2, 0, -0.5], refused=near)
 case("power", tokens**3, Reals(-2, 2), 3, [-2, 0.5, 1], [-8, 0.125, 1])
+jump = {"standard": "a jump at any real number is no ReLU table"}
+case("floor", apply("floor", tokens), Reals(-3, 3), 4, [-1.5, 2, -2, 2.75], [-2, 2, -2, 2], refused=jump)
+case("ceil", apply("ceil", tokens), Reals(-3, 3), 4, [-1.5, 2, -2, 2.25], [-1, 2, -2, 3], refused=jump)
+case("round", apply("round", tokens), Reals(-3, 3), 5, [-1.5, 0.5, 2.5, -0.5, 1.25], [-2, 1, 3, -1, 1], refused=jump)
 case(
     "where of reals",
     where(tokens > 0.5, tokens * 2, -tokens),

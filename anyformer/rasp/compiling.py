@@ -72,7 +72,8 @@ def compile(
     words = vocab if isinstance(vocab, Reals) else _words(vocab)
     wanted = restricted(program) if causal == "dialect" else program
     numbers, kind = DTYPES[dtype]
-    realisation, output = _first_way(wanted, program, words, max_length, mode, numbers, tolerance)
+    scale = 2 * (float(np.log(max_length + 1)) + 28.0) if attention == "softmax" else None
+    realisation, output = _first_way(wanted, program, words, max_length, mode, numbers, tolerance, scale)
     plan, graph, inference = realisation.plan, realisation.graph, realisation.inference
     root = graph.roots[0]
     forms = [output] if realisation.fault == number(0.0) else [output, realisation.fault]
@@ -80,7 +81,6 @@ def compile(
     forms = merge(plan, forms)
     if causal == "strict":
         _require_causal(plan, program)
-    scale = 2 * (np.log(max_length + 1) + 28.0) if attention == "softmax" else None
     network, stream = assemble(
         plan,
         forms,
@@ -126,7 +126,14 @@ def _words(vocab: Iterable[Any]) -> tuple[Any, ...]:
 
 
 def _first_way(
-    wanted: Sequence, program: Sequence, vocab: Any, max_length: int, mode: Any, numbers: Any, tolerance: float
+    wanted: Sequence,
+    program: Sequence,
+    vocab: Any,
+    max_length: int,
+    mode: Any,
+    numbers: Any,
+    tolerance: float,
+    softmax: float | None,
 ) -> tuple[Realisation, Form]:
     """Where a table explodes or float cannot tell its combinations apart: another way to count, then smaller tables one after the other."""
     reasons: list[OutsideClass] = []
@@ -135,7 +142,7 @@ def _first_way(
     for joint in (JOINT, SMALLER):
         for graph in graphs:
             try:
-                return _realised(graph, program, vocab, max_length, mode, numbers, tolerance, joint)
+                return _realised(graph, program, vocab, max_length, mode, numbers, tolerance, softmax, joint)
             except OutsideClass as reason:
                 reasons.append(reason)
                 if "explodes" not in str(reason) and "to tell apart" not in str(reason):
@@ -144,13 +151,21 @@ def _first_way(
 
 
 def _realised(
-    graph: Graph, program: Sequence, vocab: Any, max_length: int, mode: Any, numbers: Any, tolerance: int | float, joint: int
+    graph: Graph,
+    program: Sequence,
+    vocab: Any,
+    max_length: int,
+    mode: Any,
+    numbers: Any,
+    tolerance: int | float,
+    softmax: float | None,
+    joint: int,
 ) -> tuple[Realisation, Form]:
     """The plan and the form of the output; every part that cannot be built is asked for, so that all reasons are known at once."""
     inference = Inference(graph, vocab, max_length, joint)
     if inference.problems:
         raise OutsideClass(f"{printed(program)} cannot be compiled", inference.problems)
-    realisation = Realisation(graph, inference, mode=mode, dtype=numbers, tolerance=tolerance)
+    realisation = Realisation(graph, inference, mode=mode, dtype=numbers, tolerance=tolerance, softmax=softmax)
     try:
         with _deep(len(graph.nodes)):
             output = realisation.form(graph.roots[0])

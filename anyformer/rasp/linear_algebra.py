@@ -152,7 +152,7 @@ def softmax_rows(
 def exponentials(a: Matrix, alike: list[Selector]) -> Sequence:
     """``exp(a_ij - max)`` with the maximum over the entries that one of the selectors ``alike`` selects."""
     best: Any = sum((maximum(rows, a.values) for rows in alike[1:]), maximum(alike[0], a.values))
-    return apply("exp", assume(a.values - best, -1e6, 1.0))
+    return apply("exp", assume(a.values - apply("shift", best), -1e6, 1.0))
 
 
 def layer_norm(a: Matrix, weight: Matrix, bias: Matrix, eps: float) -> Matrix:

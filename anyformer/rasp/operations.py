@@ -130,6 +130,7 @@ OPERATIONS: dict[str, Operation] = {
         Operation("rsqrt", _numbers(lambda x: 1 / math.sqrt(x))),
         Operation("reciprocal_or_zero", _numbers(_reciprocal_or_zero)),
         Operation("assume", _numbers(_assume)),
+        Operation("shift", _numbers(lambda x: x)),
         Operation("eq", lambda x, y: bool(x == y), "({0} == {1})"),
         Operation("ne", lambda x, y: bool(x != y), "({0} != {1})"),
         Operation("lt", _ordered(lambda x, y: x < y), "({0} < {1})"),
@@ -144,7 +145,8 @@ OPERATIONS: dict[str, Operation] = {
         Operation("true", lambda x, y: True),
     )
 }
-"""``reciprocal_or_zero(x, least)`` is 1/x where |x| >= least, else 0; ``assume`` is its first argument, which must lie between the others;
+"""``reciprocal_or_zero(x, least)`` is 1/x where |x| >= least, else 0; ``assume`` is its first argument, which must lie between the others; ``shift`` is its
+argument, whose error does not reach the output (what a softmax subtracts from all scores);
 ``true`` is the predicate of the selector that selects everything."""
 
 NAMES_OF_LITERALS = {"true": True, "false": False}

@@ -202,6 +202,7 @@ def _rounded(function: Callable[[float], int]) -> Callable[[Real], Real | str]:
 
 RULES: dict[str, Callable[..., Real | str]] = {
     "float": lambda x: x,
+    "shift": lambda x: replace(x, raw=False, denominator=None),
     "add": _add,
     "sub": _sub,
     "neg": _neg,

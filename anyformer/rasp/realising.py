@@ -28,6 +28,9 @@ TIES = {np.float64: 1e-9, np.float32: 1e-4}
 GATED = ("mul", "max", "min", "abs", "relu")
 """Operations of which one or two units do what a table of finite numbers does."""
 
+LEAK = 1e-12
+"""How much weight average-hard heads written as softmax heads leave to keys that are not selected."""
+
 SOFT_MARGIN = 50.0
 """How far unselected keys lie below the selected ones in the score of a softmax head: exp(-50) = 2e-22."""
 
@@ -35,12 +38,15 @@ SOFT_MARGIN = 50.0
 class Realisation:
     """The plan of a graph, built as it is asked for forms."""
 
-    def __init__(self, graph: Graph, inference: Inference, *, mode: Mode, dtype: Any, tolerance: int | float):
+    def __init__(
+        self, graph: Graph, inference: Inference, *, mode: Mode, dtype: Any, tolerance: int | float, softmax: float | None = None
+    ):
         self.graph = graph
         self.inference = inference
         self.mode = mode
         self.eps = float(np.finfo(dtype).eps)
         self.tie = TIES[dtype]
+        self.softmax = softmax
         self.plan = Plan()
         self.tables = Tabulation(self.plan, mode, self.eps)
         self.smooth = Smooth(self.plan, mode, tolerance)
@@ -88,7 +94,7 @@ class Realisation:
         constants = [constant_of(range_of(s)) for s in sets]
         name = node.operation.name
         by_constant = (name == "mul" and constants != [None, None]) or (name == "div" and bool(constants[1]))
-        return name in ("add", "sub", "neg", "assume", "float") or by_constant
+        return name in ("add", "sub", "neg", "assume", "float", "shift") or by_constant
 
     def error(self, k: int) -> float:
         """A bound of how far the form of node k may be from the value (functions in standard mode; rounding aside)."""
@@ -194,6 +200,8 @@ class Realisation:
             return -1.0 * self.form(a[0])
         if name == "float":
             return self._times(k, 1.0, a[0])
+        if name == "shift":
+            return self.form(a[0])
         if name == "assume":
             return self._assumed(k, a[0], *(range_of(s) for s in sets))
         for i, other in ((0, 1), (1, 0)):
@@ -290,6 +298,8 @@ class Realisation:
         else:
             column, default = self.form(values), float(node.value)
         self.errors[k] = self.error(values)
+        if self.softmax is not None and isinstance(node.value, (int, float)):
+            self.errors[k] += LEAK * (range_of(arguments[0]).magnitude + abs(node.value)) if self._numbers(values) else 0.0
         selected = score.merged()
         if node.kind == "max":
             score = self._best(k, node, score)
@@ -315,6 +325,8 @@ class Realisation:
         """Selected keys compete by their own score: factor * (selection) + score, with the factor above the range of the scores."""
         scores = self.inference.of(node.arguments[1])
         r = range_of(scores)
+        if self.softmax is not None:
+            return self._softly_best(k, node, score, self.softmax)
         factor = 2.0 * (2.0 * r.magnitude + 1.0)
         least = 10 * self.tie * (1.0 + factor / 2 + r.magnitude)
         if isinstance(scores, Finite):
@@ -325,9 +337,42 @@ class Realisation:
                 )
         elif node.arguments[0] != node.arguments[1]:
             raise CannotCompile(f"{self.text(k)}: real scores may be nearly equal; only their maximum itself is safe")
-        else:
+        elif not self.inference.alike(node):
+            self.errors[k] += least / 10
             self.notes.append(f"{self.text(k)} averages scores within {least / 10:.2g} of the best")
         return score.plus(number(1.0), self.form(node.arguments[1]), factor)
+
+    def _softly_best(self, k: int, node: Node, score: Score, scale: float) -> Score:
+        """The same with a softmax head: finite scores so far apart that the others get no weight, real ones as far as the dtype allows.
+        Of m scores x below the best, ``sum x exp(-c x) / (1 + sum exp(-c x)) <= m / (e c)``."""
+        scores = self.inference.of(node.arguments[1])
+        r = range_of(scores)
+        if isinstance(scores, Finite):
+            gaps = np.diff(np.sort(scores.codes()))
+            sharp = 1.0 / float(gaps.min()) if len(gaps) else 1.0
+        else:
+            fitting = (2e-4 / (self.eps * scale) - 1.0) / max(2.0 * r.magnitude, 1e-300)
+            sharp = min(0.5 * self.eps**-0.4 / max(r.high - r.low, 1e-300), max(fitting, 1.0))
+        factor = 2.0 * (2.0 * sharp * r.magnitude + 1.0)
+        slip = 8 * self.eps * scale * factor  # rounding of the exponents
+        if slip > 1e-2:
+            apart = f"scores {1 / sharp:.2g} apart and as large as {r.magnitude:.3g}"
+            raise CannotCompile(f"{self.text(k)}: {apart} do not fit the softmax score of this dtype")
+        if self._numbers(node.arguments[0]):
+            values = range_of(self.inference.of(node.arguments[0]))
+            self.errors[k] += 3 * slip * (values.high - values.low)
+        if not isinstance(scores, Finite):
+            if node.arguments[0] != node.arguments[1]:
+                raise CannotCompile(f"{self.text(k)}: real scores may be nearly equal; only their maximum itself is safe")
+            width = self.inference.max_length / (np.e * scale * sharp)
+            self.errors[k] += width
+            self.notes.append(f"{self.text(k)} is a softmax of its scores, up to {width:.2g} below the best")
+        return score.plus(number(1.0), sharp * self.form(node.arguments[1]), factor)
+
+    def _numbers(self, k: int) -> bool:
+        """Whether node k has values and all are numbers."""
+        found = self.inference.of(k)
+        return not isinstance(found, Finite) or (found.numeric and bool(found.values))
 
     def _soft(self, k: int, node: Node, score: Score) -> Score:
         """exp(score) over the selected: the others, and the sink, lie SOFT_MARGIN or more below every selected key."""

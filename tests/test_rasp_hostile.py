@@ -1,0 +1,36 @@
+"""Inputs chosen to make compiled programs wrong: near ties, close scores, odd numbers and types. Each once gave a wrong answer or a traceback."""
+
+import pytest
+
+from anyformer import rasp
+from anyformer.rasp import EQ, Reals, aggregate, indices, interpret, maximum, select, tokens
+from anyformer.rasp.sequences import full
+
+
+def test_maximum_states_its_width():
+    near = [0.8784, 0.87843, 0.87844, 0.878745, 0.87876, 0.8783]
+    net = rasp.compile(maximum(full, tokens), Reals(-1, 1), 6, dtype="float32")
+    assert 0 < abs(net(near)[0] - max(near)) <= net.error < 1e-3
+    assert net.notes
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+def test_softmax_heads_find_the_maximum_of_close_scores(dtype):
+    words = (0, 0.01, 0.02, 0.03)
+    net = rasp.compile(maximum(full, tokens), words, 4, attention="softmax", dtype=dtype, check=False)
+    assert net([0.03, 0, 0.02, 0.03]) == [0.03] * 4
+
+
+def test_softmax_heads_bound_the_maximum_of_real_numbers():
+    near = [0.8350222455180585, -1, 1, 0.99, 1]
+    for dtype in ("float64", "float32"):
+        net = rasp.compile(maximum(full, tokens), Reals(-1, 1), 6, attention="softmax", dtype=dtype, check=False)
+        assert abs(net(near)[0] - 1) <= net.error < 0.05
+
+
+def test_softmax_heads_bound_what_leaks():
+    program = aggregate(select(indices, indices % 2, EQ), tokens)
+    net = rasp.compile(program, Reals(-1e6, 1e6), 6, attention="softmax", check=False)
+    given = [924484.9730208383, -859341.0682472886, 1e6, 1e6]
+    assert 0 < net.error < 1e-5
+    assert all(abs(a - b) <= net.error + 1e-9 for a, b in zip(net(given), interpret(program, given), strict=True))
