@@ -4,6 +4,7 @@ import importlib
 import json
 import os
 import sys
+from functools import reduce
 from typing import Any
 
 from anyformer.approximation import FeedForward
@@ -44,9 +45,7 @@ def build(subject: str, arguments: dict[str, Any]) -> Any:
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     try:
-        made: Any = importlib.import_module(module_name)
-        for part in name.split("."):
-            made = getattr(made, part)
+        made: Any = reduce(getattr, name.split("."), importlib.import_module(module_name))
     except (ImportError, AttributeError, ValueError) as error:
         raise AnyformerError(f"{subject} cannot be imported: {error}") from None
     try:

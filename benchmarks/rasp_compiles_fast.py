@@ -200,7 +200,7 @@ def against_tracr() -> list[bool]:
             meant = rasp.interpret(ours(name), example(name, n))
             assert same(meant, first["ours"]["out"]), (name, n, first["ours"])
             if not same(meant, first["theirs"]["out"]):
-                wrong.append(f"{name}, {n} tokens: {first['theirs']['out'][0]:.3g} for {meant[0]:.3g}")
+                wrong.append(f"{name}, {n} tokens: {first['theirs']['out']} for {meant}")
             seconds = {side: run["seconds"] for side, run in first.items()}
             for side in first:
                 total[side] = [a + b for a, b in zip(total[side], first[side]["sizes"], strict=True)]

@@ -36,6 +36,7 @@ EXAMPLES: dict[str, tuple[Sequence, Any, list[list[Any]], dict[str, Any]]] = {
         {},
     ),
     "largest": (rasp.maximum(rasp.full, tokens), (1, 5, 7), [[1, 5, 1], [7, 7, 1, 5]], {}),
+    "largest real": (rasp.maximum(before, tokens), rasp.Reals(-2.0, 2.0), [[0.5, -1, 1.25]], {}),
     "exp": ((tokens / 2).map("exp"), rasp.Reals(-1.0, 1.0), [[0.5, -1]], {}),
     "table": ((tokens / 2).map("exp"), rasp.Reals(-1.0, 1.0), [[0.5, -1]], {"mode": "standard"}),
     "root": ((tokens + 2).map("sqrt") + 1 / (tokens + 3) + (tokens + 4).map("log"), rasp.Reals(-1.0, 1.0), [[0.5, -1]], {}),

@@ -49,6 +49,8 @@ class EquivariantAttention(nn.Module):
     needs; ``remark`` says where that is larger than the ``group`` asked for.
     """
 
+    orbits: Tensor
+
     def __init__(self, group: Group, dim: int, heads: int = 1):
         super().__init__()
         require_size("equivariant_attention", "dim", dim)
@@ -106,6 +108,9 @@ def equivariant_attention(group: Group, n: int, dim: int, heads: int = 1) -> Equ
 class Averaged(nn.Module):
     """``(1 / |G|) sum over gamma in G of gamma^-1 T gamma``: exactly G-equivariant whatever ``inner`` T is, and G-universal on G-invariant
     compact sets where T comes from a class that is universal for the trivial group; |G| evaluations."""
+
+    moves: Tensor
+    back: Tensor
 
     def __init__(self, inner: nn.Module, group: Group):
         super().__init__()

@@ -152,8 +152,9 @@ def _wrapped(name: str, width: int, lines: int = 2) -> list[str]:
         if len(out[-1] + piece.rstrip()) > width and out[-1]:
             out.append("")
         out[-1] += piece
-    out = [line.rstrip() if len(line.rstrip()) <= width else line[: width - 1] + "…" for line in out]
-    return out if len(out) <= lines else [*out[: lines - 1], out[lines - 1][: width - 1] + "…"]
+    if len(out) > lines:
+        out = [*out[: lines - 1], "".join(out[lines - 1 :])]
+    return [line.rstrip() if len(line.rstrip()) <= width else line[: width - 1] + "…" for line in out]
 
 
 class _Score:
@@ -169,7 +170,7 @@ class _Score:
         self.axis.set(xlim=(0, self.width), ylim=(0, self.height))
         self.axis.set_axis_off()
         self.row = {line: i for i, line in enumerate(flow.lines)}
-        title = textwrap.shorten(compiled.text, max(20, int(9 * self.width)), placeholder=" …")
+        title = _wrapped(compiled.text, int(10.5 * self.width), lines=1)[0]
         self.axis.text(0.12, self.height - 0.1, title, fontsize=10, va="top", weight="bold")
         shown = " ".join(_label(t) for t in tokens)
         self.axis.text(0.12, self.height - 0.36, f"on the input {shown}", fontsize=8.5, va="top")
@@ -230,8 +231,8 @@ class _Score:
     def _name(self, x: float, y: float, name: str, values: str, width: int) -> None:
         wrapped = _wrapped(name, width)
         ground = dict(facecolor="white", alpha=0.8, linewidth=0, pad=0.4)
-        self.axis.text(x, y + 0.045, "\n".join(wrapped), fontsize=6.4, va="bottom", linespacing=0.95, zorder=3, bbox=ground)
-        shown = textwrap.shorten(values, 34, placeholder=" …")
+        self.axis.text(x, y + 0.045, "\n".join(wrapped), fontsize=6.4, va="bottom", linespacing=1.05, zorder=3, bbox=ground)
+        shown = textwrap.shorten(values, 29, placeholder=" …")
         self.axis.text(x, y - 0.05, shown, fontsize=6.4, va="top", color="#1f5fa8", zorder=3, bbox=ground)
 
     def _worker(self, x: float, worker: Worker) -> None:
