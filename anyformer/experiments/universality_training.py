@@ -24,7 +24,7 @@ from anyformer.experiments.limits import require_writable
 from anyformer.operators import Attention, Context, Operator
 from anyformer.storage import write_text
 
-TOKENS, DIM, HIDDEN = 5, 2, 48
+TOKENS, DIM, HIDDEN = 5, 1, 32
 STEPS, BATCH = 600, 128
 
 
@@ -101,7 +101,7 @@ class Pair:
 
 
 def _design(group: Any, m: int) -> Callable[[], list[nn.Module]]:
-    return lambda: [equivariant_attention(group, TOKENS, WIDE) for _ in range(m)]
+    return lambda: [equivariant_attention(group, TOKENS, WIDE, 2) for _ in range(m)]
 
 
 PAIRS = (
@@ -146,7 +146,7 @@ def train(target: Callable[[Tensor], Tensor], layers: list[nn.Module], seed: int
     """Train one stack; the error on 4096 fresh sequences over the target's variance."""
     generator = torch.Generator().manual_seed(seed)
     model = Stacked(layers, WIDE)
-    optimiser = torch.optim.Adam(model.parameters(), 4e-3)
+    optimiser = torch.optim.Adam(model.parameters(), 5e-3)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, steps)
 
     def draw(rows: int) -> Tensor:

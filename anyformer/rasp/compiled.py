@@ -2,6 +2,7 @@
 
 import contextlib
 import random
+from collections.abc import Hashable
 from collections.abc import Sequence as List
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -148,7 +149,7 @@ class CompiledProgram:
                 if not number:
                     wanted = f"a number in [{self.vocab.low:g}, {self.vocab.high:g}]"
                     raise AnyformerError(f"the token at position {place} must be {wanted}, got {token!r}")
-            elif token not in self._ids:
+            elif not isinstance(token, Hashable) or token not in self._ids:
                 known = ", ".join(map(repr, self.vocab[:20])) + (", ..." if len(self.vocab) > 20 else "")
                 raise AnyformerError(f"the token {token!r} at position {place} is not in the vocabulary: {known}")
 

@@ -1,6 +1,6 @@
 """The reference semantics: a program on a list of tokens, position by position, in float64 (Python's numbers).
 
-    aggregate_q = mean of the values that q selects, or the default;   selector_width_q = number of selected keys
+    aggregate_q = mean of the values that q selects (rounded once), or the default;   selector_width_q = number of selected keys
 
 Undefined values (division by zero, a function that raises, NaN) are an error where they are output, averaged or compared.
 """
@@ -14,6 +14,7 @@ from jaxtyping import Bool
 
 from anyformer.errors import AnyformerError
 from anyformer.rasp.operations import Undefined, Value
+from anyformer.rasp.ranges import mean_of
 from anyformer.rasp.sequences import (
     Aggregate,
     Combined,
@@ -123,7 +124,7 @@ class Evaluation:
                 raise AnyformerError(
                     f"{printed(node)}: position {query} selects {sorted(set(map(repr, chosen)))}, different values that have no mean"
                 )
-        return math.fsum(chosen) / len(chosen)
+        return mean_of(chosen)
 
     def _matrix(self, node: Selector) -> Matrix:
         n = len(self.tokens)

@@ -145,8 +145,8 @@ OPERATIONS: dict[str, Operation] = {
         Operation("true", lambda x, y: True),
     )
 }
-"""``reciprocal_or_zero(x, least)`` is 1/x where |x| >= least, else 0; ``assume`` is its first argument, which must lie between the others; ``shift`` is its
-argument, whose error does not reach the output (what a softmax subtracts from all scores);
+"""``reciprocal_or_zero(x, least)`` is 1/x where |x| >= least, else 0; ``assume`` is its first argument, which must lie between the others;
+``shift`` is its argument, whose error does not reach the output (what a softmax subtracts from all scores);
 ``true`` is the predicate of the selector that selects everything."""
 
 NAMES_OF_LITERALS = {"true": True, "false": False}

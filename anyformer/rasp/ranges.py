@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from functools import lru_cache
 from typing import Any
 
 LARGEST_DENOMINATOR = 2**40
@@ -46,10 +47,24 @@ def _capped(denominator: int | None) -> int | None:
     return None if denominator is None or denominator > LARGEST_DENOMINATOR else denominator
 
 
+@lru_cache(2**14)
 def rational(value: float | int) -> Fraction | None:
-    """The simplest rational number that a float stands for, or None where none with a denominator below 2^20 is near."""
+    """The rational number with a denominator below 2^20 whose float this is, or None: 0.1 + 0.2 is near 3/10 and not equal to 0.3."""
     found = Fraction(value).limit_denominator(2**20)
-    return found if abs(float(found) - value) <= 1e-15 * max(1.0, abs(value)) else None
+    return found if float(found) == value else None
+
+
+def mean_of(numbers: list[float | int]) -> float:
+    """The average, of floats that stand for simple fractions that of the fractions: rounded once, so that equal averages are equal."""
+    if all(isinstance(v, int) for v in numbers):
+        return sum(numbers) / len(numbers)
+    total = Fraction(0)
+    for v in numbers:
+        exact = rational(float(v))
+        if exact is None:
+            return math.fsum(numbers) / len(numbers)
+        total += exact
+    return float(total / len(numbers))
 
 
 def range_of(values: Any) -> Real:

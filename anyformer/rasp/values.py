@@ -263,6 +263,8 @@ class Inference:
         """A node whose values are a set but not a table: others take it as a source."""
         column = np.empty(len(found.values), dtype=object)
         column[:] = found.values
+        if found.numeric and len(set(found.code().values())) < len(found.values):
+            self.problems.append(f"{self.text(k)} has integers that float64 does not tell apart")
         self.values[k], self.supports[k], self.tables[k] = found, (k,), column
 
     def _constants(self, arguments: tuple[int, ...]) -> set[int]:
