@@ -5,7 +5,9 @@ import pytest
 from anyformer import rasp
 from anyformer.errors import AnyformerError
 from anyformer.rasp import EQ, Reals, aggregate, indices, interpret, maximum, select, selector_width, tokens
+from anyformer.rasp.encoding import Layer
 from anyformer.rasp.sequences import full
+from anyformer.rasp.simulator import AttentionSimulator
 
 
 def test_maximum_states_its_width():
@@ -64,3 +66,27 @@ def test_tokens_of_any_type_are_named(token):
     for vocab in ((1, 2), Reals(0, 1)):
         with pytest.raises(AnyformerError, match="position 0"):
             rasp.compile(tokens + 0, vocab, 3)([token])
+
+
+@pytest.mark.parametrize("program", [tokens >= 0.5, tokens.map("floor")])
+def test_float32_says_that_it_compares_rounded_tokens(program):
+    for dtype, said in (("float64", 0), ("float32", 1)):
+        net = rasp.compile(program, Reals(0, 1), 3, dtype=dtype)
+        assert len([note for note in net.notes if "rounded to float32" in note]) == said
+
+
+def test_a_number_between_two_values_is_neither():
+    outputs = rasp.compiled.Outputs((0.0, 1e-4), (0.0, 1e-4))
+    assert outputs.decode([0.0, 1.1e-4]) == [0.0, 1e-4]
+    with pytest.raises(AnyformerError, match="code of no value"):
+        outputs.decode([0.5e-4])
+
+
+def test_a_simulator_beyond_the_memory_is_refused_at_once():
+    with pytest.raises(AnyformerError, match="10,000,000,000 tokens"):
+        AttentionSimulator.for_layer(Layer(100_000, 4, 3))
+
+
+def test_a_length_beyond_the_memory_is_refused_at_once():
+    with pytest.raises(AnyformerError, match="99,999,999,999 tokens"):
+        rasp.compile(tokens + 0, (0, 1), 99_999_999_999)

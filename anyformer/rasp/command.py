@@ -17,6 +17,8 @@ from anyformer.rasp.values import Reals
 def rasp(options: Rasp) -> tuple[dict[str, Any], int]:
     """Run the command."""
     given = None if options.input is None else read_input(options.input)
+    if not options.compiled and (options.vocab is not None or options.max_length is not None):
+        raise AnyformerError("rasp: --vocab and --max-length are of a compiled program; add --compiled")
     if options.file is None:
         if options.as_json or options.name is not None:
             raise AnyformerError("rasp: --json and --name need a FILE; without one there is a prompt")

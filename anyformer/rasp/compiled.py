@@ -41,7 +41,8 @@ class Outputs:
         for number in numbers:
             nearest = min(range(len(self.codes)), key=lambda i: abs(self.codes[i] - number))
             away = abs(self.codes[nearest] - number)
-            if not away <= 1e-3 * max(1.0, abs(number)):
+            apart = min((abs(c - self.codes[nearest]) for c in self.codes if c != self.codes[nearest]), default=1.0)
+            if not away <= min(1e-3 * max(1.0, abs(number)), 0.25 * apart + 1e-300):
                 raise AnyformerError(
                     f"the network's output {number:.6g} is the code of no value; the nearest is {self.values[nearest]!r}"
                 )
@@ -68,7 +69,7 @@ class CompiledProgram:
     error: float = 0.0
     causal: bool = False
     notes: tuple[str, ...] = ()
-    """Where the network is right up to the tie width of average-hard attention only."""
+    """Where the network is right up to the tie width of average-hard attention only, or decides on tokens as the dtype rounds them."""
     seconds: float = 0.0
     written: dict[str, tuple[int, int]] = field(default_factory=dict, repr=False)
     """Of every coordinate by name: its place in the stream, and after how many stages it is there (not kept in a folder)."""

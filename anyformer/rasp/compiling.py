@@ -19,6 +19,7 @@ import numpy as np
 import torch
 
 from anyformer.errors import AnyformerError, OutsideClass, require_choice, require_number, require_size
+from anyformer.memory import require_memory
 from anyformer.rasp.assembling import assemble, prune
 from anyformer.rasp.compiled import CompiledProgram, Outputs, check_against_interpreter
 from anyformer.rasp.graph import Graph
@@ -62,6 +63,7 @@ def compile(
     if not isinstance(program, Sequence):
         raise AnyformerError(f"compile needs a sequence, got a {type(program).__name__}; aggregate a selector first")
     require_size("compile", "max_length", max_length)
+    require_memory(64 * max_length, f"the positions of {max_length:,} tokens")
     require_choice("compile", "mode", mode, ("analytic", "standard"))
     require_choice("compile", "causal", causal, CAUSAL)
     require_choice("compile", "attention", attention, ("hard", "softmax"))

@@ -248,6 +248,8 @@ class Realisation:
         errors = [self.error(i) for i in a]
         if name in DISCRETE:
             ranges = [self.inference.compared_range(i, a) for i in a]
+            if any(r.raw for r in ranges):
+                self._rounded_inputs()
             if all(r.raw for r in ranges):
                 forms = [self._whole(i) for i in a]
         if name == "mul" and not any(errors):
@@ -257,6 +259,8 @@ class Realisation:
                     fused = self.smooth.fused(inner.operation.name, self.text(k), self.form(inner.arguments[0]), forms[other])
                     if fused is not None:
                         return fused
+        if name in ("floor", "ceil", "round") and ranges[0].raw:
+            self._rounded_inputs()
         if name == "where":
             forms[0] = self.tabulated(a[0], {v: float(bool(v)) for v in self._set(a[0]).values}, f"whether {self.text(a[0])}")
         try:
@@ -264,6 +268,11 @@ class Realisation:
         except CannotCompile as reason:
             raise CannotCompile(f"{self.text(k)}: {reason}") from None
         return form
+
+    def _rounded_inputs(self) -> None:
+        """In float32, comparisons and roundings of tokens are those of the numbers that the network is given."""
+        if self.eps > 1e-10:
+            self.notes.append("tokens are rounded to float32 before they are compared or rounded to integers")
 
     def _whole(self, k: int) -> Form:
         """The form of an input, or of whole numbers without any rounding: embedded, or the sum of steps of a staircase."""

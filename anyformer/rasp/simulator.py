@@ -22,6 +22,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from anyformer.errors import require_choice, require_number
+from anyformer.memory import require_memory
 from anyformer.rasp.compiled import CompiledProgram
 from anyformer.rasp.compiling import compile
 from anyformer.rasp.encoding import Layer
@@ -73,6 +74,7 @@ class AttentionSimulator:
         require_choice("AttentionSimulator", "version", version, ("compact", "paper", "soft"))
         for name, value in (("bound", bound), ("logits", logits)):
             require_number("AttentionSimulator", name, value)
+        require_memory(8 * layer.tokens**2, f"one attention pattern of the {layer.tokens:,} tokens that describe such a layer")
         program = simulated(layer, version, logits=logits)
         compiled = compile(program, Reals(-bound, bound), layer.tokens, check=False, **options)
         return cls(layer, compiled, version)
