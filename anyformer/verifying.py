@@ -144,7 +144,8 @@ def verify(
 
     Inputs: ``sequences`` random ones of each length 1, 2 and ``length`` (at most what the position table and the machine hold); the
     longest again, padded on either side; every token row and every position row in order (the first 4096 sequences of them); and the
-    given ``tokens``. Both run in ``dtype`` (default: the program's). ``tolerance`` is (atol, rtol), default the ladder's. Raises :class:`AnyformerError` where
+    given ``tokens``. Both run in ``dtype`` (default: the program's). ``tolerance`` is (atol, rtol), default the ladder's. Raises
+    :class:`AnyformerError` where
     the target has no forward of its own, or does not fit the program.
     """
     source = target.source if isinstance(target, Network) else target

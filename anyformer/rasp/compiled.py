@@ -16,14 +16,12 @@ from anyformer.errors import AnyformerError
 from anyformer.network import Network
 from anyformer.operators import Attention, Context, Gate
 from anyformer.rasp.interpreter import interpret
+from anyformer.rasp.plan import FAULT
 from anyformer.rasp.sequences import Sequence
 from anyformer.rasp.values import Reals
 
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-3}
 """Relative difference of numbers from the interpreter's at which the check after compilation fails (beside a stated error)."""
-
-FAULT = 1e-6
-"""How large the fault output may be on an input on which the program is defined."""
 
 
 @dataclass(frozen=True)

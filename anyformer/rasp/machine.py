@@ -30,11 +30,12 @@ from anyformer.memory import require_memory
 from anyformer.network import Network
 from anyformer.operators import Attention, Bidirectional, Causal, Context, Identity, Softmax
 from anyformer.program import Program
-from anyformer.rasp.compiled import FAULT, CompiledProgram
+from anyformer.rasp.compiled import CompiledProgram
 from anyformer.rasp.compiling import compile
 from anyformer.rasp.encoding import Layer
 from anyformer.rasp.linear_algebra import Matrix, product
 from anyformer.rasp.module import to_module
+from anyformer.rasp.plan import FAULT
 from anyformer.rasp.sequences import assume, tokens
 from anyformer.rasp.simulator import layer_output
 from anyformer.rasp.values import Reals

@@ -12,6 +12,9 @@ from typing import Literal
 
 import numpy as np
 
+FAULT = 1e-6
+"""How large the fault output may be on an input on which the program is defined."""
+
 
 @dataclass(frozen=True)
 class Form:

@@ -15,12 +15,13 @@ import numpy as np
 
 from anyformer.rasp.graph import Graph, Node
 from anyformer.rasp.operations import Undefined
-from anyformer.rasp.plan import Form, Plan, Score, number
+from anyformer.rasp.plan import FAULT, Form, Plan, number
 from anyformer.rasp.ranges import DISCRETE, Real, constant_of, range_of
 from anyformer.rasp.selecting import Selectors
 from anyformer.rasp.smooth import Smooth
 from anyformer.rasp.tabulating import CannotCompile, Mode, Source, Tabulation
 from anyformer.rasp.values import Finite, Inference, Unreachable
+from anyformer.rasp.weighting import all_numbers, best, soft
 
 TIES = {np.float64: 1e-9, np.float32: 1e-4}
 """Relative tie width of average-hard attention, by dtype (:data:`anyformer.operators.kernels.TIE`)."""
@@ -30,9 +31,6 @@ GATED = ("mul", "max", "min", "abs", "relu")
 
 LEAK = 1e-12
 """How much weight average-hard heads written as softmax heads leave to keys that are not selected."""
-
-SOFT_MARGIN = 50.0
-"""How far unselected keys lie below the selected ones in the score of a softmax head: exp(-50) = 2e-22."""
 
 
 class Realisation:
@@ -225,11 +223,12 @@ class Realisation:
         return self._real(k, node)
 
     def _assumed(self, k: int, a: int, inside: Real, low: Real, high: Real) -> Form:
-        """The argument itself; where it leaves the interval by more than its error, the fault does not stay 0."""
+        """The argument itself; where it leaves the interval by more than its error and rounding, the fault does not stay 0."""
         form, self.errors[k] = self.form(a), self.error(a)
+        steep = FAULT / (self.tie * (1.0 + min(inside.magnitude, max(abs(low.low), abs(high.high)))))
         below, above = number(low.low - self.errors[k]) - form, form - number(high.high + self.errors[k])
         sides = [
-            ("relu", side, None, 1.0) for side, out in ((below, inside.low < low.low), (above, inside.high > high.high)) if out
+            ("relu", side, None, steep) for side, out in ((below, inside.low < low.low), (above, inside.high > high.high)) if out
         ]
         if sides:
             self.blame(self.plan.compute(f"{self.text(k)} is not where it was assumed", sides))
@@ -250,6 +249,10 @@ class Realisation:
             ranges = [self.inference.compared_range(i, a) for i in a]
             if any(r.raw for r in ranges):
                 self._rounded_inputs()
+            if any(r.denominator not in (None, 1) for r in ranges):
+                self.notes.append(
+                    f"{self.text(k)} compares fractions as they are; float64 may round a tie of them to either side"
+                )
             if all(r.raw for r in ranges):
                 forms = [self._whole(i) for i in a]
         if name == "mul" and not any(errors):
@@ -308,12 +311,12 @@ class Realisation:
             column, default = self.form(values), float(node.value)
         self.errors[k] = self.error(values)
         if self.softmax is not None and isinstance(node.value, (int, float)):
-            self.errors[k] += LEAK * (range_of(arguments[0]).magnitude + abs(node.value)) if self._numbers(values) else 0.0
+            self.errors[k] += LEAK * (range_of(arguments[0]).magnitude + abs(node.value)) if all_numbers(self, values) else 0.0
         selected = score.merged()
         if node.kind == "max":
-            score = self._best(k, node, score)
+            score = best(self, k, node, score)
         elif node.kind == "softmax":
-            score = self._soft(k, node, score)
+            score = soft(self, k, node, score)
         kernel = "soft" if node.kind == "softmax" else "hard"
         score = score.merged()
         mean = self.plan.attend(name, score, kernel, column - number(default), head)
@@ -329,69 +332,3 @@ class Realisation:
             product = self.plan.compute(f"{name}, square of the mean code", [("identity", mean, mean, 1.0)])
             self.blame(squares - product)
         return mean + number(default)
-
-    def _best(self, k: int, node: Node, score: Score) -> Score:
-        """Selected keys compete by their own score: factor * (selection) + score, with the factor above the range of the scores."""
-        scores = self.inference.of(node.arguments[1])
-        r = range_of(scores)
-        if self.softmax is not None:
-            return self._softly_best(k, node, score, self.softmax)
-        factor = 2.0 * (2.0 * r.magnitude + 1.0)
-        least = 10 * self.tie * (1.0 + factor / 2 + r.magnitude)
-        if isinstance(scores, Finite):
-            gaps = np.diff(np.sort(scores.codes()))
-            if len(gaps) and float(gaps.min()) <= least:
-                raise CannotCompile(
-                    f"{self.text(k)}: scores {gaps.min():.2g} apart are ties in this dtype, at least {least:.2g} is needed"
-                )
-        elif node.arguments[0] != node.arguments[1]:
-            raise CannotCompile(f"{self.text(k)}: real scores may be nearly equal; only their maximum itself is safe")
-        elif not self.inference.alike(node):
-            self.errors[k] += least / 10
-            self.notes.append(f"{self.text(k)} averages scores within {least / 10:.2g} of the best")
-        return score.plus(number(1.0), self.form(node.arguments[1]), factor)
-
-    def _softly_best(self, k: int, node: Node, score: Score, scale: float) -> Score:
-        """The same with a softmax head: finite scores so far apart that the others get no weight, real ones as far as the dtype allows.
-        Of m scores x below the best, ``sum x exp(-c x) / (1 + sum exp(-c x)) <= m / (e c)``."""
-        scores = self.inference.of(node.arguments[1])
-        r = range_of(scores)
-        if isinstance(scores, Finite):
-            gaps = np.diff(np.sort(scores.codes()))
-            sharp = 1.0 / float(gaps.min()) if len(gaps) else 1.0
-        else:
-            fitting = (2e-4 / (self.eps * scale) - 1.0) / max(2.0 * r.magnitude, 1e-300)
-            sharp = min(0.5 * self.eps**-0.4 / max(r.high - r.low, 1e-300), max(fitting, 1.0))
-        factor = 2.0 * (2.0 * sharp * r.magnitude + 1.0)
-        slip = 8 * self.eps * scale * factor  # rounding of the exponents
-        if slip > 1e-2:
-            apart = f"scores {1 / sharp:.2g} apart and as large as {r.magnitude:.3g}"
-            raise CannotCompile(f"{self.text(k)}: {apart} do not fit the softmax score of this dtype")
-        if self._numbers(node.arguments[0]):
-            values = range_of(self.inference.of(node.arguments[0]))
-            self.errors[k] += 3 * slip * (values.high - values.low)
-        if not isinstance(scores, Finite):
-            if node.arguments[0] != node.arguments[1]:
-                raise CannotCompile(f"{self.text(k)}: real scores may be nearly equal; only their maximum itself is safe")
-            width = self.inference.max_length / (np.e * scale * sharp)
-            self.errors[k] += width
-            self.notes.append(f"{self.text(k)} is a softmax of its scores, up to {width:.2g} below the best")
-        return score.plus(number(1.0), sharp * self.form(node.arguments[1]), factor)
-
-    def _numbers(self, k: int) -> bool:
-        """Whether node k has values and all are numbers."""
-        found = self.inference.of(k)
-        return not isinstance(found, Finite) or (found.numeric and bool(found.values))
-
-    def _soft(self, k: int, node: Node, score: Score) -> Score:
-        """exp(score) over the selected: the others, and the sink, lie SOFT_MARGIN or more below every selected key."""
-        r = range_of(self.inference.of(node.arguments[1]))
-        factor = 2.0 * (r.high - r.low + SOFT_MARGIN)
-        values = range_of(self.inference.of(node.arguments[0]))
-        slip = 4 * self.eps * factor  # rounding of the scores, an error of the exponent
-        if slip > 1e-2:
-            raise CannotCompile(f"{self.text(k)}: scores in [{r.low:.3g}, {r.high:.3g}] do not fit the score of this dtype")
-        leak = self.inference.max_length * float(np.exp(-SOFT_MARGIN)) * (values.magnitude + abs(float(node.value)))
-        self.errors[k] = self.error(node.arguments[0]) + leak + 2 * (self.error(node.arguments[1]) + slip) * values.magnitude
-        shift = SOFT_MARGIN - r.low - factor / 2
-        return score.plus(number(1.0), self.form(node.arguments[1]) + number(shift), factor)
