@@ -22,11 +22,10 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from anyformer.errors import AnyformerError, require_choice, require_number, require_size
-from anyformer.spec import Spec
 
 
 @dataclass(frozen=True)
-class Layer(Spec):
+class Layer:
     """The class of layers that one simulator runs: sizes and options, no numbers.
 
         head_h = softmax(scale * Q_h K_h^T) V_h,     folded: scale * X A_h X^T and X V_h
