@@ -27,6 +27,20 @@ def _simulator(options: Reproduce) -> tuple[dict[str, Any], int]:
     return result, 0 if result["passed"] else 1
 
 
+def _random_programs(options: Reproduce) -> tuple[dict[str, Any], int]:
+    from anyformer.console import counted_progress, show
+    from anyformer.experiments.random_programs import run_random_programs
+
+    count = 10_000 if options.profile == "paper" else 500
+    seed = options.seeds[0]
+    said = f"anyformer reproduce rasp --profile {options.profile} --seeds {seed}"
+    with counted_progress("random programs", quiet=options.as_json) as report:
+        result = run_random_programs(options.output, count, seed, said, report)
+    if not options.as_json:
+        show((options.output / "rasp-programs.md").read_text(encoding="utf-8"))
+    return result, 0 if result["passed"] else 1
+
+
 def _table(options: Reproduce) -> tuple[dict[str, Any], int]:
     from anyformer.console import reproduce_progress, show_table
     from anyformer.experiments.tables import cells
@@ -85,6 +99,7 @@ def _universality(options: Reproduce) -> tuple[dict[str, Any], int]:
 
 TABLES = {
     "learnability": _learnability,
+    "rasp": _random_programs,
     "simulator": _simulator,
     "universality": _universality,
     "universality-training": _universality,

@@ -10,6 +10,8 @@ from torch import nn
 import anyformer as af
 from anyformer import rasp
 from anyformer.errors import AnyformerError
+from anyformer.experiments import simulator as experiment
+from anyformer.experiments.random_programs import run_random_programs
 from anyformer.rasp import Reals, interpret
 from anyformer.rasp.encoding import Layer, described, reference
 from anyformer.rasp.linear_algebra import (
@@ -375,3 +377,24 @@ def test_the_cost_of_simulation_is_polynomial_where_the_path_tree_is_exponential
         sizes.append((found["sequence-simulator"]["state"], found["path-tree"]["state"]))
     growth = [(b[0] / a[0], b[1] / a[1]) for a, b in itertools.pairwise(sizes)]
     assert all(simulator < 4.5 for simulator, _ in growth) and growth[-1][1] > 1e9
+
+
+def test_the_table_of_the_simulator(tmp_path, monkeypatch):
+    monkeypatch.setattr(
+        experiment, "cases", lambda *_: [("transpose", 2, 1), ("softmax", 2, 1), ("layer, compact", 2, 1), ("layer, paper", 2, 1)]
+    )
+    said = []
+    result = experiment.run_simulator(tmp_path, full=False, command="the command", report=lambda *what: said.append(what))
+    assert result["passed"] and len(result["points"]) == len(said) == 8
+    text = (tmp_path / "simulator.md").read_text()
+    assert "| layer, compact | 2 | 1 |" in text and "Made by `the command`" in text
+    assert {p["program"]: p["layers"] for p in result["points"]}["layer, compact"] == 4
+    assert all(p["error"] < 1e-5 for p in result["points"])
+    assert (tmp_path / "simulator.png").stat().st_size > 5000
+
+
+def test_random_programs_by_command(tmp_path):
+    result = run_random_programs(tmp_path, 8, 3, "the command")
+    assert [f["mismatches"] for f in result["fragments"]] == [[], []]
+    assert sum(f["programs"] for f in result["fragments"]) == 8
+    assert "| categorical | 4 |" in (tmp_path / "rasp-programs.md").read_text()
