@@ -18,7 +18,7 @@ register_function("softsign", lambda z: z / (1.0 + P.select(z, z > 0, 0.0) - P.s
 
 
 @dataclass(frozen=True)
-class Neighbours(FixedMixing):
+class RingOfNeighbours(FixedMixing):
     """``y_i = (x_i + x_(i+1)) / 2`` (the last token: half of itself)."""
 
     def weights(self, like: Any, query: Any, key: Any, length: Any) -> Any:
@@ -35,7 +35,7 @@ def draw(*shape: int) -> torch.Tensor:
 
 # X <- X + mix(X) A + sum_j diag(softsign(X p_j)) X up_j down_j^T
 residual = af.Branch(op.Identity(), None, af.IdentityMap(4))
-mixer = af.Branch(Neighbours(), None, af.DenseMap(draw(1, 4, 4)))
+mixer = af.Branch(RingOfNeighbours(), None, af.DenseMap(draw(1, 4, 4)))
 units = af.Branch(op.Gate(3, "softsign"), draw(4, 3), af.LowRankMap(draw(3, 4, 1), draw(3, 1, 4)))
 network = af.Network(draw(6, 4), (af.Stage((residual, mixer, units)),) * 2, draw(4, 6))
 

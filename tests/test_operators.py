@@ -455,6 +455,7 @@ TORCH_FUNCTIONS = {
     "silu": F.silu,
     "elu_plus_one": lambda z: F.elu(z) + 1,
     "rsqrt": torch.rsqrt,
+    "reciprocal_or_zero": lambda z: torch.where(z.abs() >= 1, 1 / z, torch.zeros_like(z)),
     "step": lambda z: (z > 0).to(z.dtype),
     "identity": lambda z: z,
 } | {name: getattr(torch, name) for name in ("tanh", "sigmoid", "exp", "log", "sqrt", "reciprocal", "square")}

@@ -4,7 +4,7 @@ import pytest
 
 from anyformer import rasp
 from anyformer.errors import AnyformerError
-from anyformer.rasp import EQ, Reals, aggregate, indices, interpret, maximum, select, selector_width, tokens
+from anyformer.rasp import EQ, LEQ, Reals, aggregate, indices, interpret, maximum, select, selector_width, tokens, where
 from anyformer.rasp.encoding import Layer
 from anyformer.rasp.sequences import full
 from anyformer.rasp.simulator import AttentionSimulator
@@ -90,3 +90,15 @@ def test_a_simulator_beyond_the_memory_is_refused_at_once():
 def test_a_length_beyond_the_memory_is_refused_at_once():
     with pytest.raises(AnyformerError, match="99,999,999,999 tokens"):
         rasp.compile(tokens + 0, (0, 1), 99_999_999_999)
+
+
+@pytest.mark.parametrize(
+    "program, given",
+    [
+        (aggregate(select(indices, indices, LEQ), tokens).map(str), [2, 1, 2, 3]),
+        (aggregate(select(indices, indices - 1, EQ), where(tokens == 1, 1, True)).map(str), [1, 2, 1]),
+        ((tokens == 2).map(repr), [1, 2]),
+    ],
+)
+def test_a_function_cannot_tell_equal_values_apart(program: rasp.Sequence, given: list[int]) -> None:
+    assert rasp.compile(program, (1, 2, 3), 4)(given) == rasp.interpret(program, given)

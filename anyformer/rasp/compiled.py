@@ -39,8 +39,9 @@ class Outputs:
         for number in numbers:
             nearest = min(range(len(self.codes)), key=lambda i: abs(self.codes[i] - number))
             away = abs(self.codes[nearest] - number)
-            apart = min((abs(c - self.codes[nearest]) for c in self.codes if c != self.codes[nearest]), default=1.0)
-            if not away <= min(1e-3 * max(1.0, abs(number)), 0.25 * apart + 1e-300):
+            same = 1e-12 * max(1.0, abs(number))  # two floats for one number
+            apart = min((d for c in self.codes if (d := abs(c - self.codes[nearest])) > same), default=1.0)
+            if not away <= min(1e-3 * max(1.0, abs(number)), 0.25 * apart):
                 raise AnyformerError(
                     f"the network's output {number:.6g} is the code of no value; the nearest is {self.values[nearest]!r}"
                 )

@@ -24,7 +24,11 @@ class Undefined:
 
 @dataclass(frozen=True)
 class Operation:
-    """A function of the values at one position. ``symbol`` prints it (``{0} + {1}``). Two operations are the same if name and function are."""
+    """A function of the values at one position. ``symbol`` prints it (``{0} + {1}``). Two operations are the same if name and function are.
+
+    Values that are equal are one value: a function of your own sees whole numbers and Booleans as integers, so that it cannot tell 1, 1.0 and
+    True apart (which an average, or a set of values, does not).
+    """
 
     name: str
     function: Callable[..., Value]
@@ -39,7 +43,7 @@ class Operation:
             if isinstance(value, Undefined):
                 return value
         try:
-            result = self.function(*values)
+            result = self.function(*(values if OPERATIONS.get(self.name) is self else map(plain, values)))
         except ZeroDivisionError:
             return Undefined(f"division by zero in {self.printed(*map(repr, values))}")
         except Exception as error:
@@ -57,6 +61,11 @@ class Operation:
     def printed(self, *arguments: str) -> str:
         """The operation applied to printed arguments."""
         return self.symbol.format(*arguments) if self.symbol else f"{self.name}({', '.join(arguments)})"
+
+
+def plain(x: Value) -> Value:
+    """The one spelling of a value: a whole number or a Boolean as an integer."""
+    return int(x) if isinstance(x, bool) or (isinstance(x, float) and x.is_integer()) else x
 
 
 def _number(x: Value) -> Value:
