@@ -99,7 +99,7 @@ def test_texts_do_not_overlap(case: str) -> None:
 
 
 def test_files_are_pictures(tmp_path: Path) -> None:
-    program = compiled("reverse")
+    program, open_before = compiled("reverse"), plt.get_fignums()
     program.draw(tmp_path / "flow.png", list("abc"))
     assert (tmp_path / "flow.png").read_bytes()[:4] == b"\x89PNG" and min(plt.imread(tmp_path / "flow.png").shape[:2]) > 300
     program.draw(tmp_path / "flow.svg")
@@ -110,7 +110,7 @@ def test_files_are_pictures(tmp_path: Path) -> None:
     draw_attention(wide(), [0.5, -1.0], tmp_path / "wide.svg")
     for head in ("layer 1, head 10", "layer 2, head 1"):
         assert f"<!-- {head} -->" in (tmp_path / "wide.svg").read_text()
-    assert not plt.get_fignums()
+    assert plt.get_fignums() == open_before
 
 
 @pytest.mark.parametrize(
