@@ -35,6 +35,10 @@ class Kernel(Spec, ABC):
         broadcast."""
 
 
+def _squared_distances(x: Any, y: Any) -> Any:
+    return P.row_sum(x * x) + P.row_sum(y * y).swapaxes(-1, -2) - 2.0 * P.products(x, y)
+
+
 def _scores(q: Any, k: Any, bias: Any) -> Any:
     scores = P.products(q, k)
     return scores if bias is None else scores + bias
@@ -107,8 +111,7 @@ class RBF(Kernel):
         require_choice("RBF", "normalised", self.normalised, (True, False))
 
     def __call__(self, q: Any, k: Any, bias: Any, allowed: Any, sink: bool) -> Any:
-        squared = P.row_sum(q * q) + P.row_sum(k * k).swapaxes(-1, -2) - 2.0 * P.products(q, k)
-        scores = -self.gamma * squared
+        scores = -self.gamma * _squared_distances(q, k)
         if bias is not None:
             scores = scores + bias
         if self.normalised:
@@ -230,5 +233,4 @@ class Landmarks(Kernel):
 
 
 def _gaussian(x: Any, y: Any) -> Any:
-    squared = P.row_sum(x * x) + P.row_sum(y * y).swapaxes(-1, -2) - 2.0 * P.products(x, y)
-    return P.exp(-0.5 * squared)
+    return P.exp(-0.5 * _squared_distances(x, y))

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
@@ -100,21 +101,22 @@ class CompiledProgram:
 
     def run_numbers(self, numbers: Float[Tensor, "batch n"], streams: list[Tensor] | None = None) -> Float[Tensor, "batch n out"]:
         """The network's outputs on real-valued tokens, a differentiable function of them. They are not checked against the vocabulary."""
-        ids = torch.zeros(numbers.shape, dtype=torch.int64)
-        x = self.network.first_stream(ids, Context.of(ids))
-        if self.token_place is not None:
-            given = torch.zeros(x.shape[-1], dtype=x.dtype)
-            given[self.token_place] = 1.0
-            x = x + numbers.to(x.dtype)[..., None] * given
+        ids, x = self._stream_of(numbers)
         return self.network.run_stream(x, Context.of(ids), streams=streams)
 
     def first_stream(self, inputs: List[List[Any]]) -> tuple[Tensor, Tensor]:
         """Token ids (inputs, n), all 0 where tokens are real numbers, and the stream before the first layer."""
         encoded = self.encode(inputs)
-        ids = torch.zeros(encoded.shape, dtype=torch.int64) if isinstance(self.vocab, Reals) else encoded
+        if isinstance(self.vocab, Reals):
+            return self._stream_of(encoded)
+        return encoded, self.network.first_stream(encoded, Context.of(encoded))
+
+    def _stream_of(self, numbers: Tensor) -> tuple[Tensor, Tensor]:
+        """Ids (all 0) and the first stream of real-valued tokens: the embedding of nothing, and each number in its place."""
+        ids = torch.zeros(numbers.shape, dtype=torch.int64)
         x = self.network.first_stream(ids, Context.of(ids))
-        if isinstance(self.vocab, Reals) and self.token_place is not None:
-            x[..., self.token_place] = encoded.to(x.dtype)
+        if self.token_place is not None:
+            x = x + numbers.to(x.dtype)[..., None] * F.one_hot(torch.tensor(self.token_place), x.shape[-1]).to(x.dtype)
         return ids, x
 
     def encode(self, inputs: List[List[Any]]) -> Tensor:

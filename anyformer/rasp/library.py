@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from anyformer.errors import AnyformerError, require_size
+from anyformer.rasp.linear_algebra import group_sort as sort_pairs
 from anyformer.rasp.operations import Value
 from anyformer.rasp.sequences import (
     EQ,
@@ -83,7 +84,7 @@ def frac_prevs(condition: Any) -> Sequence:
 
 
 def total(values: Any) -> Sequence:
-    """``sum_k values_k`` everywhere, as ``length * mean``: right to rounding. 1 layer."""
+    """``sum_k values_k`` everywhere, as ``length * mean``: right to rounding. 1 layer (2 on real tokens)."""
     return aggregate(full, values) * length
 
 
@@ -248,10 +249,8 @@ def match3(modulus: int, values: Any = tokens) -> Sequence:
 
 def maxmin(values: Any = tokens) -> Sequence:
     """MaxMin (GroupSort of pairs; Anil, Lucas and Grosse, 1811.05381): positions 2i, 2i + 1 get the larger and the smaller of their values;
-    an odd last value stays. Real values or finite ones, 1 layer, 1 head.
-
-    The mean m of a pair tells each its partner, ``2m - x``; alone it is its own."""
-    return _exchanged(lift(values), 2, 0).named("maxmin")
+    an odd last value stays. Real values or finite ones, 1 layer, 1 head (:func:`anyformer.rasp.linear_algebra.group_sort`)."""
+    return sort_pairs(lift(values)).named("maxmin")
 
 
 def group_sort(size: int, values: Any = tokens) -> Sequence:
@@ -266,7 +265,8 @@ def group_sort(size: int, values: Any = tokens) -> Sequence:
 
 
 def _exchanged(x: Sequence, size: int, odd: int) -> Sequence:
-    """Neighbours (j, j + 1) inside a group, with j of the stated parity, put in falling order."""
+    """Neighbours (j, j + 1) inside a group, with j of the stated parity, put in falling order. The mean m of a pair tells each its partner,
+    ``2m - x``; alone it is its own."""
     pair = indices.map(lambda i: (i // size) * size + (i % size + odd) // 2)  # pairs of a group: different numbers below the size
     partner = 2 * aggregate(select(pair, pair, EQ), x) - x
     first = indices.map(lambda i: (i % size + odd) % 2 == 0)

@@ -11,6 +11,7 @@ A program is drawn from (seed, number) alone, with its vocabulary, largest lengt
 """
 
 import random
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -88,7 +89,7 @@ def random_case(seed: int, number: int, fragment: Fragment) -> Case:
     return Case(RealValued(draw, interval).sequence(draw.randint(1, 4)), interval, draw.choice((1, 2, 3, 5, 8)), options)
 
 
-class Drawn:
+class Drawn(ABC):
     """What both fragments draw: selectors of parts that the fragment gives."""
 
     def __init__(self, draw: random.Random):
@@ -98,9 +99,9 @@ class Drawn:
         """One of several ways to go on."""
         return self.draw.choice(ways)()
 
+    @abstractmethod
     def sides(self, depth: int) -> tuple[Any, Any, Any]:
         """Keys, queries and a predicate."""
-        raise NotImplementedError
 
     def selector(self, depth: int) -> Selector:
         """A selector, of compound ones down to a depth."""
