@@ -13,6 +13,7 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
+from anyformer.experiments.limits import require_writable
 from anyformer.rasp.generating import Report, check_random_programs
 from anyformer.storage import write_text
 
@@ -27,6 +28,7 @@ def run_random_programs(
     folder: Path, count: int, seed: int, command: str, report: Callable[[int, int, str], None] | None = None
 ) -> dict[str, Any]:
     """Compare ``count`` programs on two processes; write ``rasp-programs.json`` and ``.md``; returns what ``--json`` prints."""
+    require_writable(folder)
     half = count // 2
     pieces = [(fragment, first, min(BLOCK, half - first)) for fragment in BARS for first in range(0, half, BLOCK)]
     totals = {fragment: Report(fragment, seed) for fragment in BARS}  # type: ignore[arg-type]
@@ -37,7 +39,6 @@ def run_random_programs(
             if report is not None:
                 report(i + 1, len(pieces), f"{piece[0]}, {piece[1] + piece[2]:,} programs")
     fragments = [_told(total) for total in totals.values()]
-    folder.mkdir(parents=True, exist_ok=True)
     data = {"command": command, "fragments": fragments}
     write_text(folder / "rasp-programs.json", json.dumps(data, indent=1) + "\n")
     write_text(folder / "rasp-programs.md", markdown(list(totals.values()), command))

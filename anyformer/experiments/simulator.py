@@ -16,7 +16,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from anyformer.errors import AnyformerError
+from anyformer.charts import save_figure
+from anyformer.experiments.limits import require_writable
 from anyformer.figures import pyplot
 from anyformer.rasp import Reals
 from anyformer.rasp import compile as compile_rasp
@@ -132,6 +133,7 @@ def run_simulator(
     """Measure every case, write ``simulator.json``, ``simulator.md`` and ``simulator.png``; ``full``: layers up to n = d = d_v = 12 with 4
     heads (the paper's version up to 6 and 2), else up to 6 and 2 (4 and 1)."""
     pyplot()
+    require_writable(folder)
     if full:
         plan = list(cases((2, 3, 4, 6, 8, 12), (2, 3, 4, 6, 8, 10, 12), (2, 3, 4, 6), (1, 2)))
         plan += [("layer, compact", 12, 4), ("layer, soft", 12, 4)]
@@ -143,7 +145,6 @@ def run_simulator(
         points.append(measure(program, n, heads, dtype, draws=2 if n >= 10 else 5))
         if report is not None:
             report(i + 1, len(wanted), f"{program}, n = {n}, {dtype}")
-    folder.mkdir(parents=True, exist_ok=True)
     data = {"command": command, "points": [asdict(p) for p in points], "published": PUBLISHED}
     write_text(folder / "simulator.json", json.dumps(data, indent=1) + "\n")
     write_text(folder / "simulator.md", markdown(points, command))
@@ -199,9 +200,4 @@ def draw(path: Path, points: Sequence[Point]) -> None:
     right.set_ylabel("state = width x tokens")
     left.legend(fontsize=7, frameon=False)
     figure.tight_layout()
-    try:
-        figure.savefig(path, dpi=130)
-    except OSError as error:
-        raise AnyformerError(f"{path} cannot be written: {error.strerror or error}") from None
-    finally:
-        plt.close(figure)
+    save_figure(figure, path)

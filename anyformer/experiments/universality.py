@@ -21,6 +21,7 @@ from anyformer.approximation.groups import dihedral
 from anyformer.approximation.patterns import Pattern, pattern_of
 from anyformer.approximation.question import Question
 from anyformer.approximation.zoo import ZOO
+from anyformer.charts import save_figure
 from anyformer.errors import AnyformerError
 from anyformer.experiments.limits import require_writable
 from anyformer.figures import pyplot
@@ -207,5 +208,4 @@ def draw(path: Path, graphs: dict[str, list[dict[str, Any]]], times: list[dict[s
     slope = np.polyfit(np.log(sizes), np.log(seconds), 1)[0]
     axes["time"].loglog(sizes, seconds, marker="o")
     axes["time"].set(xlabel="tokens n", ylabel="seconds", title=f"proof in balls, D_n, m = 2, pair marks (slope {slope:.2f})")
-    figure.savefig(path, dpi=110)
-    plt.close(figure)
+    save_figure(figure, path)
