@@ -1,10 +1,11 @@
-"""Charts of computed numbers: the cost of universality and the figures of ``anyformer limits``.
+"""Charts of computed numbers: the cost of universality, and the figures of the experiments.
 
 Log scales; lines differ by style and marker, so that a grey print reads as well; labels stand at the lines. matplotlib is the extra
 ``viz``, imported when a chart is drawn.
 """
 
 import math
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -306,6 +307,62 @@ def draw_layer_norm(path: Path, result: dict[str, Any]) -> None:
     axis.set_xlabel("width m of the backbone")
     axis.set_ylabel("largest error (mean over seeds)")
     axis.grid(alpha=0.25, linewidth=0.5)
+    save_figure(figure, path)
+
+
+def draw_simulator(path: Path, points: Sequence[Any]) -> None:
+    """Error against size, a line a program; solid float64, dashed float32."""
+    plt = pyplot()
+    figure, (left, right) = plt.subplots(1, 2, figsize=(10.5, 4.2))
+    programs = list(dict.fromkeys(p.program for p in points))
+    for i, program in enumerate(programs):
+        for dtype, style in (("float64", "-"), ("float32", "--")):
+            mine = sorted(
+                {(p.size, max(p.error, 1e-17)) for p in points if (p.program, p.dtype, p.heads_simulated) == (program, dtype, 1)}
+            )
+            label = program if dtype == "float64" else None
+            left.plot(
+                *zip(*mine, strict=True), linestyle=style, marker="osv^DPX"[i % 7], markersize=3.5, color=f"C{i}", label=label
+            )
+        sizes = sorted(
+            {(p.size, p.width * p.tokens) for p in points if (p.program, p.dtype, p.heads_simulated) == (program, "float64", 1)}
+        )
+        right.plot(*zip(*sizes, strict=True), marker="osv^DPX"[i % 7], markersize=3.5, color=f"C{i}", label=program)
+    left.set_yscale("log")
+    left.set_xlabel("n (matrices n x n; layers with n tokens, d = d_v = n)")
+    left.set_ylabel("largest error (solid float64, dashed float32)")
+    right.set_yscale("log")
+    right.set_xlabel("n")
+    right.set_ylabel("state = width x tokens")
+    left.legend(fontsize=7, frameon=False)
+    figure.tight_layout()
+    save_figure(figure, path)
+
+
+def draw_universality(
+    path: Path, graphs: dict[str, list[dict[str, Any]]], supports: dict[str, Any], times: Sequence[dict[str, Any]]
+) -> None:
+    """Masks with their groups above; layers against n, and seconds of proofs against n, below. ``supports``: the mask of each graph."""
+    plt = pyplot()
+    figure, axes = plt.subplot_mosaic(
+        [list(graphs), ["layers"] * 3 + ["time"] * 2], figsize=(13, 6.5), height_ratios=(1, 1.6), layout="constrained"
+    )
+    for name, lines in graphs.items():
+        n = len(supports[name])
+        axes[name].imshow(supports[name], cmap="Greys", vmin=0, vmax=1.4)
+        said = next(line for line in lines if line["n"] == n)
+        axes[name].set_title(f"{name}, n = {n}\n{said['group'][:34]}", fontsize=9)
+        axes[name].set_xticks([])
+        axes[name].set_yticks([])
+    for (name, lines), marker in zip(graphs.items(), MARKERS, strict=False):
+        good = [line for line in lines if line["upper"] is not None]
+        axes["layers"].plot([g["n"] for g in good], [g["upper"] for g in good], marker=marker, label=name)
+    axes["layers"].set(xlabel="tokens n", ylabel="attention layers needed (exact)", title="least m for the mask's own group")
+    axes["layers"].legend()
+    sizes, seconds = [t["n"] for t in times], [t["seconds"] for t in times]
+    slope = statistics.linear_regression([math.log(n) for n in sizes], [math.log(s) for s in seconds]).slope
+    axes["time"].loglog(sizes, seconds, marker="o")
+    axes["time"].set(xlabel="tokens n", ylabel="seconds", title=f"proof in balls, D_n, m = 2, pair marks (slope {slope:.2f})")
     save_figure(figure, path)
 
 

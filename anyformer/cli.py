@@ -254,11 +254,13 @@ def _tasks(options: Tasks) -> tuple[dict[str, Any], int]:
 
 
 def _limits(options: Limits) -> tuple[dict[str, Any], int]:
-    from anyformer.console import limits_progress, show_limits
-    from anyformer.experiments.limits import run_limits
+    from anyformer.console import counted_progress, show, show_limits
+    from anyformer.experiments import limits
 
-    with limits_progress(quiet=options.as_json, quick=options.quick) as report:
-        result = run_limits(options.output, options.quick, report)
+    if not options.as_json:
+        show("measuring limits, " + ("a few seconds ..." if options.quick else "several minutes ..."))
+    with counted_progress("limits", quiet=options.as_json) as report:
+        result = limits.run(options.output, options.quick, report)
     if not options.as_json:
         show_limits(result)
     return result, 0 if result["passed"] else 1

@@ -300,25 +300,6 @@ def show_table(name: str, result: dict[str, Any], folder: Any) -> None:
     show(f"wrote {folder / name}.json, {name}.md and figures")
 
 
-@contextmanager
-def limits_progress(quiet: bool, quick: bool) -> Iterator[Any]:
-    """A bar for each part of ``anyformer limits``; calls ``report(part, done, of)``."""
-    if quiet or not OUT.is_terminal:
-        if not quiet:
-            show("measuring limits, " + ("a few seconds ..." if quick else "several minutes ..."))
-        yield None
-        return
-    with Progress(TextColumn("{task.description:<10}"), BarColumn(), TimeRemainingColumn(), console=OUT) as progress:
-        bars: dict[str, Any] = {}
-
-        def report(part: str, done: int, of: int) -> None:
-            if part not in bars:
-                bars[part] = progress.add_task(part, total=of)
-            progress.update(bars[part], completed=done)
-
-        yield report
-
-
 def show_limits(result: dict[str, Any]) -> None:
     """The tables of ``anyformer limits``."""
     show("width over the lower bound H^(L/2) (attention only; docs/limits.md has a stronger bound and both proofs)")

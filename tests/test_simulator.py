@@ -10,8 +10,8 @@ from torch import nn
 import anyformer as af
 from anyformer import rasp
 from anyformer.errors import AnyformerError
+from anyformer.experiments import random_programs
 from anyformer.experiments import simulator as experiment
-from anyformer.experiments.random_programs import run_random_programs
 from anyformer.rasp import Reals, interpret
 from anyformer.rasp.encoding import Layer, described, reference
 from anyformer.rasp.linear_algebra import (
@@ -384,7 +384,7 @@ def test_the_table_of_the_simulator(tmp_path, monkeypatch):
         experiment, "cases", lambda *_: [("transpose", 2, 1), ("softmax", 2, 1), ("layer, compact", 2, 1), ("layer, paper", 2, 1)]
     )
     said = []
-    result = experiment.run_simulator(tmp_path, full=False, command="the command", report=lambda *what: said.append(what))
+    result = experiment.run(tmp_path, full=False, command="the command", report=lambda *what: said.append(what))
     assert result["passed"] and len(result["points"]) == len(said) == 8
     text = (tmp_path / "simulator.md").read_text()
     assert "| layer, compact | 2 | 1 |" in text and "Made by `the command`" in text
@@ -394,7 +394,7 @@ def test_the_table_of_the_simulator(tmp_path, monkeypatch):
 
 
 def test_random_programs_by_command(tmp_path):
-    result = run_random_programs(tmp_path, 8, 3, "the command")
+    result = random_programs.run(tmp_path, 8, 3, "the command")
     assert [f["mismatches"] for f in result["fragments"]] == [[], []]
     assert sum(f["programs"] for f in result["fragments"]) == 8
     assert "| categorical | 4 |" in (tmp_path / "rasp-programs.md").read_text()

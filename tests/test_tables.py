@@ -76,8 +76,8 @@ def test_published_figures_are_where_the_tables_have_them():
 @pytest.mark.usefixtures("tiny")
 def test_a_table_is_trained_scored_written_and_not_trained_again(tmp_path):
     only = ("1-hop:none:*", "dyck:residual+norm:random")
-    given = ("table1", "quick", (0, 1), tmp_path / "out", tmp_path / "runs")
-    result = tables.reproduce(*given, only=only, command="this")
+    given = (tmp_path / "out", "table1", "quick", (0, 1), tmp_path / "runs")
+    result = tables.run(*given, only=only, command="this")
     rows = {row.key[:3]: row for row in result["rows"]}
     assert len(rows) == 40 == len(result["rows"]) and not result["failures"]
     for model in tables.MODELS:
@@ -98,7 +98,7 @@ def test_a_table_is_trained_scored_written_and_not_trained_again(tmp_path):
     text = (tmp_path / "out" / "table1.md").read_text()
     assert "not run" in text and "±" in text and "quick" in text and (tmp_path / "out" / "table1-quick.png").stat().st_size > 1000
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "runs").glob("*/finished.json")}
-    again = tables.reproduce(*given, only=("dyck:residual+norm:random",), command="that")
+    again = tables.run(*given, only=("dyck:residual+norm:random",), command="that")
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / "runs").glob("*/finished.json")} == before
     kept = {row.key[:3]: row for row in again["rows"]}
     assert kept["1-hop", "none", "full"] == full and kept["dyck", "residual+norm", "random"].command == "that"
@@ -123,7 +123,7 @@ def test_bad_input_of_reproduce(arguments, message, tmp_path, capsys):
 def test_a_damaged_table_is_not_overwritten(tmp_path):
     (tmp_path / "table1.json").write_text("[{]")
     with pytest.raises(AnyformerError, match="not a table of ours"):
-        tables.reproduce("table1", "quick", (0,), tmp_path, tmp_path / "runs", only=("1-hop:none:full",))
+        tables.run(tmp_path, "table1", "quick", (0,), tmp_path / "runs", only=("1-hop:none:full",))
     assert (tmp_path / "table1.json").read_text() == "[{]"
 
 

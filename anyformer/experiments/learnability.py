@@ -6,7 +6,6 @@ shared read-out, one cycle) learns 1-hop at the paper's size, m = 456; every oth
 the same number of steps and rows for all.
 """
 
-import json
 from collections.abc import Sequence
 from concurrent.futures import Executor
 from dataclasses import asdict, dataclass, replace
@@ -14,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from anyformer.experiments.learned import Cell, run_config
+from anyformer.experiments.report import require_writable, write
 from anyformer.experiments.tables import spelled
 from anyformer.learning.frozen_machine import FrozenMachine
 from anyformer.learning.runs import RunConfig
 from anyformer.learning.sweeps import SweepReport, sweep
-from anyformer.storage import write_text
 
 STEPS, BATCH = 500, 32
 CHOICES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
@@ -65,15 +64,16 @@ def config_of(choice: str, seed: int) -> RunConfig:
     return RunConfig(task=base.task, model=replace(base.model, **model), training=replace(base.training, **about))
 
 
-def learnability(
-    seeds: Sequence[int],
+def run(
     folder: Path,
+    seeds: Sequence[int],
     runs: Path,
     executor: Executor | None = None,
     command: str = "",
     report: SweepReport | None = None,
 ) -> dict[str, Any]:
     """Train every line, write ``learnability.json`` and ``.md``; returns the lines and the failures."""
+    require_writable(folder)
     configs = {(choice, seed): config_of(choice, seed) for choice in (*CHOICES, *RANDOM) for seed in seeds}
     done = sweep(configs.values(), executor, runs, report)
     histories = {result.folder.name: result.history for result in done.runs}
@@ -82,10 +82,8 @@ def learnability(
         found = {seed: histories[c.name] for (name, seed), c in configs.items() if name == choice and c.name in histories}
         reached = [next((step for step, a in zip(h.steps, h.accuracies, strict=True) if a >= 0.9), None) for h in found.values()]
         lines.append(Line(choice, list(found), [round(100 * h.accuracies[-1], 2) for h in found.values()], reached))
-    folder.mkdir(parents=True, exist_ok=True)
     about = {"command": command, "steps": STEPS, "batch_size": BATCH, "lines": [asdict(line) for line in lines]}
-    write_text(folder / "learnability.json", json.dumps(about, indent=1) + "\n")
-    write_text(folder / "learnability.md", markdown(lines, command))
+    write(folder, "learnability", about, markdown(lines, command))
     return {"lines": lines, "failures": dict(done.failures), "skipped": list(done.skipped)}
 
 

@@ -1,15 +1,13 @@
 """What a fixed machine cannot do, and what it needs: the lower bound, widths below N, the LayerNorm obstruction, random weights."""
 
-import json
-import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from anyformer.charts import draw_below_width, draw_conditioning, draw_layer_norm
-from anyformer.errors import AnyformerError
 from anyformer.experiments import below_width, layer_norm, lower_bound, random_weights
+from anyformer.experiments.report import Report, counted, require_writable, write
 from anyformer.figures import pyplot
 
 INDEPENDENCE = ((2, 1), (3, 1), (4, 1), (8, 1), (2, 2), (3, 2))
@@ -33,38 +31,50 @@ class Effort:
     independence: tuple[tuple[int, int], ...]
 
     @property
-    def ticks(self) -> dict[str, int]:
-        """Units of work of each part, for a progress bar."""
-        return {
-            "below N": self.seeds * len(self.widths),
-            "the count": 3 * len(self.other_classes),
-            "LayerNorm": self.norm_seeds * len(self.norm_widths),
-            "random": 2 * self.backbones,
-        }
+    def ticks(self) -> int:
+        """Units of work, for a progress bar: widths below N, counts, LayerNorms, random backbones."""
+        widths = self.seeds * len(self.widths) + 3 * len(self.other_classes)
+        return widths + self.norm_seeds * len(self.norm_widths) + 2 * self.backbones
 
 
-FULL = Effort(5, 4, 250, below_width.WIDTHS, 2, 4, below_width.OTHER_CLASSES, 3, layer_norm.WIDTHS, 200, INDEPENDENCE)
-QUICK = Effort(1, 1, 15, (4, 19, 24, 40), 1, 1, (), 1, (8,), 20, INDEPENDENCE[:2])
+FULL = Effort(
+    seeds=5,
+    starts=4,
+    steps=250,
+    widths=below_width.WIDTHS,
+    count_seeds=2,
+    count_starts=4,
+    other_classes=below_width.OTHER_CLASSES,
+    norm_seeds=3,
+    norm_widths=layer_norm.WIDTHS,
+    backbones=200,
+    independence=INDEPENDENCE,
+)
+QUICK = Effort(
+    seeds=1,
+    starts=1,
+    steps=15,
+    widths=(4, 19, 24, 40),
+    count_seeds=1,
+    count_starts=1,
+    other_classes=(),
+    norm_seeds=1,
+    norm_widths=(8,),
+    backbones=20,
+    independence=INDEPENDENCE[:2],
+)
 
-Report = Callable[[str, int, int], None]
-"""``report(part, done, of)``."""
 
-
-def run_limits(folder: Path, quick: bool = False, report: Report | None = None) -> dict[str, Any]:
+def run(folder: Path, quick: bool = False, report: Report | None = None) -> dict[str, Any]:
     """Compute, draw, and write ``limits.json``, ``below_width.png``, ``conditioning.png`` and ``layer_norm.png`` into ``folder``; returns
     what ``--json`` prints. ``quick``: few seeds, few widths, a small class for the condition numbers."""
     pyplot()
     require_writable(folder)
     effort = QUICK if quick else FULL
-    done = dict.fromkeys(effort.ticks, 0)
+    tick = counted(effort.ticks, report)
 
     def ticking(part: str) -> Callable[[], None]:
-        def tick() -> None:
-            done[part] += 1
-            if report is not None:
-                report(part, done[part], effort.ticks[part])
-
-        return tick
+        return lambda: tick(part)
 
     result: dict[str, Any] = {
         "quick": quick,
@@ -84,23 +94,11 @@ def run_limits(folder: Path, quick: bool = False, report: Report | None = None) 
         "random_weights": random_weights.random_weights(effort.backbones, quick, ticking("random")),
     }
     result["passed"] = all(laws(result).values())
-    (folder / "limits.json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    write(folder, "limits", result)
     draw_below_width(folder / "below_width.png", result["below_width"])
     draw_conditioning(folder / "conditioning.png", result["random_weights"]["condition"])
     draw_layer_norm(folder / "layer_norm.png", result["layer_norm"])
     return result | {"folder": str(folder)}
-
-
-def require_writable(folder: Path) -> None:
-    """Make the folder, and raise now rather than after minutes of work where nothing can be written into it."""
-    if folder.exists() and not folder.is_dir():
-        raise AnyformerError(f"{folder} is a file, a folder was expected; choose another name")
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
-            pass
-    except OSError as error:
-        raise AnyformerError(f"{folder} cannot be written: {error.strerror or error}") from None
 
 
 def laws(result: dict[str, Any]) -> dict[str, bool]:

@@ -4,8 +4,6 @@ Half of the programs are categorical, half real-valued (:mod:`anyformer.rasp.ran
 most 5 % of the categorical and 20 % of the real-valued programs refused.
 """
 
-import json
-from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict
 from functools import partial
@@ -13,9 +11,9 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-from anyformer.experiments.limits import require_writable
-from anyformer.rasp.generating import Report, check_random_programs
-from anyformer.storage import write_text
+from anyformer.experiments.report import Report, require_writable, write
+from anyformer.rasp.generating import Report as Compared
+from anyformer.rasp.generating import check_random_programs
 
 BARS = {"categorical": 0.05, "real-valued": 0.20}
 """The largest share of refused programs."""
@@ -24,14 +22,12 @@ BLOCK = 250
 """Programs of one piece of work."""
 
 
-def run_random_programs(
-    folder: Path, count: int, seed: int, command: str, report: Callable[[int, int, str], None] | None = None
-) -> dict[str, Any]:
+def run(folder: Path, count: int, seed: int, command: str, report: Report | None = None) -> dict[str, Any]:
     """Compare ``count`` programs on two processes; write ``rasp-programs.json`` and ``.md``; returns what ``--json`` prints."""
     require_writable(folder)
     half = count // 2
     pieces = [(fragment, first, min(BLOCK, half - first)) for fragment in BARS for first in range(0, half, BLOCK)]
-    totals = {fragment: Report(fragment, seed) for fragment in BARS}  # type: ignore[arg-type]
+    totals = {fragment: Compared(fragment, seed) for fragment in BARS}  # type: ignore[arg-type]
     with ProcessPoolExecutor(2, mp_context=get_context("spawn"), initializer=_one_thread) as pool:
         work = partial(_piece, seed)
         for i, (piece, part) in enumerate(zip(pieces, pool.map(work, pieces), strict=True)):
@@ -40,8 +36,7 @@ def run_random_programs(
                 report(i + 1, len(pieces), f"{piece[0]}, {piece[1] + piece[2]:,} programs")
     fragments = [_told(total) for total in totals.values()]
     data = {"command": command, "fragments": fragments}
-    write_text(folder / "rasp-programs.json", json.dumps(data, indent=1) + "\n")
-    write_text(folder / "rasp-programs.md", markdown(list(totals.values()), command))
+    write(folder, "rasp-programs", data, markdown(list(totals.values()), command))
     passed = all(not t.mismatches and t.refused_share <= BARS[name] for name, t in totals.items())
     return data | {"passed": passed}
 
@@ -52,12 +47,12 @@ def _one_thread() -> None:
     torch.set_num_threads(1)
 
 
-def _piece(seed: int, piece: tuple[str, int, int]) -> Report:
+def _piece(seed: int, piece: tuple[str, int, int]) -> Compared:
     fragment, first, count = piece
     return check_random_programs(count, seed, fragment, first)  # type: ignore[arg-type]
 
 
-def _add(total: Report, part: Report) -> None:
+def _add(total: Compared, part: Compared) -> None:
     for name in ("programs", "inputs", "undefined", "seconds"):
         setattr(total, name, getattr(total, name) + getattr(part, name))
     total.refused.update(part.refused)
@@ -65,12 +60,12 @@ def _add(total: Report, part: Report) -> None:
     total.examples = part.examples | total.examples
 
 
-def _told(total: Report) -> dict[str, Any]:
+def _told(total: Compared) -> dict[str, Any]:
     told = asdict(total) | {"refused_share": total.refused_share}
     return told | {"refused": dict(total.refused.most_common()), "seconds": round(total.seconds, 1)}
 
 
-def markdown(totals: list[Report], command: str) -> str:
+def markdown(totals: list[Compared], command: str) -> str:
     """The counts, and the refusals by reason with an example each."""
     lines = [
         "# Random RASP programs: compiled against interpreted",

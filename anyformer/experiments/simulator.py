@@ -6,7 +6,6 @@
 The error is the largest absolute difference from NumPy or torch in float64 over ``draws`` random inputs of each size.
 """
 
-import json
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -16,8 +15,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from anyformer.charts import save_figure
-from anyformer.experiments.limits import require_writable
+from anyformer.charts import draw_simulator
+from anyformer.experiments.report import Report, require_writable, write
 from anyformer.figures import pyplot
 from anyformer.rasp import Reals
 from anyformer.rasp import compile as compile_rasp
@@ -27,7 +26,6 @@ from anyformer.rasp.linear_algebra import Matrix, product, product_of_columns_an
 from anyformer.rasp.sequences import Sequence as Rasp
 from anyformer.rasp.sequences import tokens
 from anyformer.rasp.simulator import AttentionSimulator
-from anyformer.storage import write_text
 
 DTYPES = ("float64", "float32")
 PUBLISHED = {
@@ -127,9 +125,7 @@ def _wanted(program: str, numbers: np.ndarray, n: int) -> np.ndarray:
     return (a @ b).ravel()
 
 
-def run_simulator(
-    folder: Path, *, full: bool, command: str, report: Callable[[int, int, str], None] | None = None
-) -> dict[str, Any]:
+def run(folder: Path, full: bool, command: str, report: Report | None = None) -> dict[str, Any]:
     """Measure every case, write ``simulator.json``, ``simulator.md`` and ``simulator.png``; ``full``: layers up to n = d = d_v = 12 with 4
     heads (the paper's version up to 6 and 2), else up to 6 and 2 (4 and 1)."""
     pyplot()
@@ -146,9 +142,8 @@ def run_simulator(
         if report is not None:
             report(i + 1, len(wanted), f"{program}, n = {n}, {dtype}")
     data = {"command": command, "points": [asdict(p) for p in points], "published": PUBLISHED}
-    write_text(folder / "simulator.json", json.dumps(data, indent=1) + "\n")
-    write_text(folder / "simulator.md", markdown(points, command))
-    draw(folder / "simulator.png", points)
+    write(folder, "simulator", data, markdown(points, command))
+    draw_simulator(folder / "simulator.png", points)
     return data | {"passed": all(p.error <= 1e-10 for p in points if p.dtype == "float64")}
 
 
@@ -172,32 +167,3 @@ def markdown(points: Sequence[Point], command: str) -> str:
     lines += ["", "What the published programs measure:", ""]
     lines += [f"- {name}: {text}" for name, text in PUBLISHED.items()]
     return "\n".join([*lines, "", f"Made by `{command}`.", ""])
-
-
-def draw(path: Path, points: Sequence[Point]) -> None:
-    """Error against size, a line a program; solid float64, dashed float32."""
-    plt = pyplot()
-    figure, (left, right) = plt.subplots(1, 2, figsize=(10.5, 4.2))
-    programs = list(dict.fromkeys(p.program for p in points))
-    for i, program in enumerate(programs):
-        for dtype, style in (("float64", "-"), ("float32", "--")):
-            mine = sorted(
-                {(p.size, max(p.error, 1e-17)) for p in points if (p.program, p.dtype, p.heads_simulated) == (program, dtype, 1)}
-            )
-            label = program if dtype == "float64" else None
-            left.plot(
-                *zip(*mine, strict=True), linestyle=style, marker="osv^DPX"[i % 7], markersize=3.5, color=f"C{i}", label=label
-            )
-        sizes = sorted(
-            {(p.size, p.width * p.tokens) for p in points if (p.program, p.dtype, p.heads_simulated) == (program, "float64", 1)}
-        )
-        right.plot(*zip(*sizes, strict=True), marker="osv^DPX"[i % 7], markersize=3.5, color=f"C{i}", label=program)
-    left.set_yscale("log")
-    left.set_xlabel("n (matrices n x n; layers with n tokens, d = d_v = n)")
-    left.set_ylabel("largest error (solid float64, dashed float32)")
-    right.set_yscale("log")
-    right.set_xlabel("n")
-    right.set_ylabel("state = width x tokens")
-    left.legend(fontsize=7, frameon=False)
-    figure.tight_layout()
-    save_figure(figure, path)

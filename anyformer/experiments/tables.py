@@ -25,6 +25,7 @@ from anyformer.charts import draw_curves
 from anyformer.compiling import compile
 from anyformer.errors import AnyformerError
 from anyformer.experiments.learned import KINDS, PAPER, PROFILES, VARIANTS, Cell, run_config, sizes_of, task_called
+from anyformer.experiments.report import require_writable, write
 from anyformer.learning.models import FullyTrained
 from anyformer.learning.runs import RunConfig, RunResult
 from anyformer.learning.sweeps import SweepReport, sweep
@@ -96,11 +97,11 @@ def _pattern(text: str, tasks: Sequence[str], variants: Sequence[str]) -> tuple[
     return parts
 
 
-def reproduce(
+def run(
+    folder: Path,
     table: str,
     profile: str,
     seeds: Sequence[int],
-    folder: Path,
     runs: Path,
     executor: Executor | None = None,
     only: Sequence[str] = (),
@@ -114,6 +115,7 @@ def reproduce(
         )
     if not seeds or len(set(seeds)) < len(seeds):
         raise AnyformerError(f"reproduce: different seeds expected, got {list(seeds)}")
+    require_writable(folder)
     before = read_rows(folder / f"{table}.json")
     wanted = cells(table, profile, only)
     configs = {(cell, seed): run_config(cell, seed) for cell in wanted for seed in seeds}
@@ -128,9 +130,7 @@ def reproduce(
                 rows[row.key] = row
     order = {row: i for i, row in enumerate(_order(table))}
     listed = sorted(rows.values(), key=lambda row: order[row.key])
-    folder.mkdir(parents=True, exist_ok=True)
-    write_text(folder / f"{table}.json", json.dumps([asdict(row) for row in listed], indent=1) + "\n")
-    write_text(folder / f"{table}.md", markdown(table, listed))
+    write(folder, table, [asdict(row) for row in listed], markdown(table, listed))
     _draw(table, profile, listed, folder / f"{table}-{profile}.png")
     return {"rows": listed, "failures": dict(done.failures), "skipped": list(done.skipped)}
 

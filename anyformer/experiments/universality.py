@@ -5,14 +5,11 @@ installed). Each row is certified for the group and the number of layers that ar
 group, and the layers that it needs against n; and how long a proof in balls with pair markings takes.
 """
 
-import json
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from anyformer.approximation import certify, family
 from anyformer.approximation.certifying import prove_in_balls
@@ -21,11 +18,10 @@ from anyformer.approximation.groups import dihedral
 from anyformer.approximation.patterns import Pattern, pattern_of
 from anyformer.approximation.question import Question
 from anyformer.approximation.zoo import ZOO
-from anyformer.charts import save_figure
+from anyformer.charts import draw_universality
 from anyformer.errors import AnyformerError
-from anyformer.experiments.limits import require_writable
+from anyformer.experiments.report import Report, counted, require_writable, write
 from anyformer.figures import pyplot
-from anyformer.storage import write_text
 
 TOKENS, DIM = 6, 3
 
@@ -60,7 +56,19 @@ FURTHER = (
     ("fnet", "", 2, "auto"),
 )
 GRAPHS = ("longformer", "ring", "directed-ring", "star", "bigbird")
+PROVED = (
+    "torch MultiheadAttention",
+    "performer-pytorch",
+    "linformer",
+    "nystrom-attention (residual off)",
+    "linear-attention-transformer",
+    "x-transformers",
+    "BigBird (full mode)",
+)
+"""Packages whose group must be proved: S_n, and none for linformer."""
 SIZES = tuple(range(3, 13))
+DRAWN = 8
+"""Tokens of the masks that are drawn."""
 PROOF_SIZES = (8, 16, 32, 64)
 
 
@@ -81,33 +89,29 @@ class Row:
     seconds: float
 
 
-def rows(report: Callable[[str], None] | None = None) -> list[Row]:
+def rows(report: Report | None = None) -> list[Row]:
     """Certify every row."""
+    tick = counted(len(PAPER) + len(DESIGNS) + len(FURTHER) + len(ZOO), report)
     out = []
     for kind, listed in (("paper", PAPER), ("design", DESIGNS), ("further", FURTHER)):
         for name, claimed, layers, group in listed:
-            dim = 4 if name == "fnet" else DIM
-            out.append(
-                _row(
-                    kind,
-                    name,
-                    claimed,
-                    layers,
-                    lambda n=name, m=layers, g=group, d=dim: certify(n, tokens=TOKENS, dim=d, layers=m, group=g),
-                )
-            )
-            if report is not None:
-                report(name)
+            out.append(certified(kind, name, claimed, layers, group))
+            tick(name)
     for name, exhibit in ZOO.items():
+        tick(name)
         try:
             module = exhibit.make()
         except AnyformerError:
             continue
         size = {"tokens": exhibit.tokens, "dim": exhibit.dim, "layers": exhibit.layers, "group": exhibit.group}
         out.append(_row("package", name, "", exhibit.layers, lambda module=module, size=size: certify(module, **size)))
-        if report is not None:
-            report(name)
     return out
+
+
+def certified(kind: str, name: str, claimed: str, layers: int, group: str) -> Row:
+    """The row of one family, certified now."""
+    dim = 4 if name == "fnet" else DIM
+    return _row(kind, name, claimed, layers, lambda: certify(name, tokens=TOKENS, dim=dim, layers=layers, group=group))
 
 
 def _row(kind: str, name: str, claimed: str, layers: int, run: Callable[[], Any]) -> Row:
@@ -124,13 +128,18 @@ def graph_families() -> dict[str, list[dict[str, Any]]]:
     for name in GRAPHS:
         out[name] = []
         for n in SIZES:
-            op = family(name, n, 2, 1).layers[0].operators[0]
-            pattern = pattern_of(op, n)
-            assert isinstance(pattern, Pattern)
+            pattern = _pattern(name, n)
             group = Stack((pattern,), n).symmetries(certain=False)
             bounds = layer_bounds(pattern, group)
             out[name].append({"n": n, "group": group.name, "order": group.order, "lower": bounds.lower, "upper": bounds.upper})
     return out
+
+
+def _pattern(name: str, n: int) -> Pattern:
+    """The pattern of a family of :data:`GRAPHS`."""
+    pattern = pattern_of(family(name, n, 2, 1).layers[0].operators[0], n)
+    assert isinstance(pattern, Pattern)
+    return pattern
 
 
 def proof_times(sizes: tuple[int, ...] = PROOF_SIZES) -> list[dict[str, Any]]:
@@ -150,7 +159,7 @@ def proof_times(sizes: tuple[int, ...] = PROOF_SIZES) -> list[dict[str, Any]]:
     return out
 
 
-def reproduce_universality(folder: Path, command: str, report: Callable[[str], None] | None = None) -> dict[str, Any]:
+def run(folder: Path, command: str, report: Report | None = None) -> dict[str, Any]:
     """Certify, draw, and write ``universality.json``, ``.md`` and ``.png`` into the folder."""
     pyplot()
     require_writable(folder)
@@ -158,10 +167,27 @@ def reproduce_universality(folder: Path, command: str, report: Callable[[str], N
     graphs = graph_families()
     times = proof_times()
     result = {"command": command, "tokens": TOKENS, "rows": [asdict(r) for r in table], "graphs": graphs, "proofs": times}
-    write_text(folder / "universality.json", json.dumps(result, indent=1) + "\n")
-    write_text(folder / "universality.md", markdown(table, command))
-    draw(folder / "universality.png", graphs, times)
-    return result
+    write(folder, "universality", result, markdown(table, command))
+    supports = {name: _pattern(name, DRAWN).support for name in GRAPHS}
+    draw_universality(folder / "universality.png", graphs, supports, times)
+    return result | {"passed": all(laws(result).values())}
+
+
+def laws(result: dict[str, Any]) -> dict[str, bool]:
+    """What must be true of the table wherever it is made, each true or false; packages that are not installed are not judged."""
+    listed = result["rows"]
+    packages = {row["name"]: row for row in listed if row["kind"] == "package"}
+    return {
+        "every row of the paper holds": all(row["holds"] for row in listed if row["kind"] in ("paper", "design")),
+        "a causal mask is not S_n": all(
+            row["strength"] == "proved-impossible"
+            for row in listed
+            if row["name"] == "causal-softmax" and row["claimed"] == "not treated" and row["group"].startswith("S_")
+        ),
+        "packages are proved": all(packages[name]["strength"] == "proved" for name in PROVED if name in packages),
+        "at most three packages are unknown": sum(row["strength"] == "unknown" for row in packages.values()) <= 3,
+        "the proofs in balls are proofs": all(proof["proved"] for proof in result["proofs"]),
+    }
 
 
 def markdown(table: list[Row], command: str) -> str:
@@ -182,30 +208,3 @@ def markdown(table: list[Row], command: str) -> str:
             f"| {r.kind} | {r.name} | {r.claimed or '-'} | {r.layers_asked} | {verdict} | {r.group} | {r.layers} | {by} | {r.seconds} |"
         )
     return "\n".join(out) + "\n"
-
-
-def draw(path: Path, graphs: dict[str, list[dict[str, Any]]], times: list[dict[str, Any]]) -> None:
-    """Masks with their groups above; layers against n, and seconds of proofs against n, below."""
-    plt = pyplot()
-    figure, axes = plt.subplot_mosaic(
-        [list(graphs), ["layers"] * 3 + ["time"] * 2], figsize=(13, 6.5), height_ratios=(1, 1.6), layout="constrained"
-    )
-    for name, lines in graphs.items():
-        n = 8
-        pattern = pattern_of(family(name, n, 2, 1).layers[0].operators[0], n)
-        assert isinstance(pattern, Pattern)
-        axes[name].imshow(pattern.support, cmap="Greys", vmin=0, vmax=1.4)
-        said = next(line for line in lines if line["n"] == n)
-        axes[name].set_title(f"{name}, n = {n}\n{said['group'][:34]}", fontsize=9)
-        axes[name].set_xticks([])
-        axes[name].set_yticks([])
-    for (name, lines), marker in zip(graphs.items(), "os^Dv", strict=True):
-        good = [line for line in lines if line["upper"] is not None]
-        axes["layers"].plot([g["n"] for g in good], [g["upper"] for g in good], marker=marker, label=name)
-    axes["layers"].set(xlabel="tokens n", ylabel="attention layers needed (exact)", title="least m for the mask's own group")
-    axes["layers"].legend()
-    sizes, seconds = [t["n"] for t in times], [t["seconds"] for t in times]
-    slope = np.polyfit(np.log(sizes), np.log(seconds), 1)[0]
-    axes["time"].loglog(sizes, seconds, marker="o")
-    axes["time"].set(xlabel="tokens n", ylabel="seconds", title=f"proof in balls, D_n, m = 2, pair marks (slope {slope:.2f})")
-    save_figure(figure, path)

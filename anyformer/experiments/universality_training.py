@@ -10,8 +10,7 @@ whatever its parameters.
     is certified
 """
 
-import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -20,9 +19,8 @@ import torch
 from torch import Tensor, nn
 
 from anyformer.approximation import certify, cyclic, dihedral, equivariant_attention, family
-from anyformer.experiments.limits import require_writable
+from anyformer.experiments.report import Report, counted, require_writable, write
 from anyformer.operators import Attention, Context, Operator
-from anyformer.storage import write_text
 
 TOKENS, DIM, HIDDEN = 5, 1, 32
 STEPS, BATCH = 600, 128
@@ -165,11 +163,10 @@ def train(target: Callable[[Tensor], Tensor], layers: list[nn.Module], seed: int
         return float((model(x) - target(x)).square().mean() / target(x).var())
 
 
-def reproduce_training(
-    folder: Path, seeds: tuple[int, ...], command: str, report: Callable[[str], None] | None = None, steps: int = STEPS
-) -> dict[str, Any]:
-    """Train all pairs, write ``universality_training.json`` and ``.md``."""
+def run(folder: Path, seeds: Sequence[int], command: str, report: Report | None = None, steps: int = STEPS) -> dict[str, Any]:
+    """Train all pairs, write ``universality-training.json`` and ``.md``."""
     require_writable(folder)
+    tick = counted(sum(len(pair.stacks) for pair in PAIRS), report)
     lines = []
     for pair in PAIRS:
         for stack, question in zip(pair.stacks, pair.questions, strict=True):
@@ -180,8 +177,7 @@ def reproduce_training(
                 torch.manual_seed(seed)
                 errors.append(round(train(pair.target, stack(), seed, steps), 5))
             lines.append(Line(pair.name, said, 0.0 if verdict.holds else pair.floor, errors))
-            if report is not None:
-                report(f"{pair.name}: {said}: {errors}")
+            tick(f"{pair.name}: {said}: {errors}")
     result = {
         "command": command,
         "steps": steps,
@@ -189,9 +185,19 @@ def reproduce_training(
         "seeds": list(seeds),
         "lines": [asdict(line) for line in lines],
     }
-    write_text(folder / "universality_training.json", json.dumps(result, indent=1) + "\n")
-    write_text(folder / "universality_training.md", markdown(lines, command, steps))
-    return result
+    write(folder, "universality-training", result, markdown(lines, command, steps))
+    return result | {"passed": all(laws(result).values())}
+
+
+def laws(result: dict[str, Any]) -> dict[str, bool]:
+    """What is proved of the pairs, each true or false. Errors are of 4096 fresh sequences: a tenth is allowed for their noise."""
+    lines = result["lines"]
+    return {
+        "an impossible stack stays above its floor": all(min(line["errors"]) > 0.9 * line["floor"] for line in lines),
+        "a certified stack goes below the floor of its pair": all(
+            max(certified["errors"]) < impossible["floor"] for impossible, certified in zip(lines[::2], lines[1::2], strict=True)
+        ),
+    }
 
 
 def markdown(lines: list[Line], command: str, steps: int) -> str:

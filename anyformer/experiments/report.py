@@ -1,0 +1,45 @@
+"""What every experiment does around its work: it tries its folder first, says how far it is, and leaves NAME.json and NAME.md."""
+
+import json
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from anyformer.errors import AnyformerError
+from anyformer.storage import write_text
+
+Report = Callable[[int, int, str], None]
+"""``report(done, of, what was done last)``."""
+
+
+def require_writable(folder: Path) -> None:
+    """Make the folder, and raise now rather than after minutes of work where nothing can be written into it."""
+    if folder.exists() and not folder.is_dir():
+        raise AnyformerError(f"{folder} is a file, a folder was expected; choose another name")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise AnyformerError(f"{folder} cannot be written: {error.strerror or error}") from None
+
+
+def counted(total: int, report: Report | None) -> Callable[[str], None]:
+    """``tick(what was done)``, to be called ``total`` times."""
+    done = 0
+
+    def tick(last: str) -> None:
+        nonlocal done
+        done += 1
+        if report is not None:
+            report(done, total, last)
+
+    return tick
+
+
+def write(folder: Path, name: str, data: Any, text: str | None = None) -> None:
+    """``NAME.json`` and, of a table, ``NAME.md``: each whole or not at all."""
+    write_text(folder / f"{name}.json", json.dumps(data, indent=1) + "\n")
+    if text is not None:
+        write_text(folder / f"{name}.md", text)
