@@ -84,13 +84,19 @@ def test_every_run_and_every_gradient_is_the_literal_machines(kind, options, hea
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_padding_is_neutral(kind):
-    machine = kind.for_class(config(2, 2), residual=True, norm="pre")
-    program = learner(machine).program()
-    tokens = torch.randint(VOCAB, (2, 4), generator=torch.Generator().manual_seed(1))
-    padded = torch.cat((torch.zeros(2, 2, dtype=torch.int64), tokens), dim=1)
-    mask = torch.tensor([[False] * 2 + [True] * 4] * 2)
-    torch.testing.assert_close(machine(padded, program, mask=mask)[:, 2:], machine(tokens, program), rtol=1e-10, atol=1e-10)
+@pytest.mark.parametrize("norm", ["pre", "post", None])
+@pytest.mark.parametrize("padding", [(2, 2), (2, 1)], ids=["shared positions", "other positions"])
+def test_padding_is_neutral(kind, norm, padding):
+    machine = kind.for_class(config(2, 2), residual=True, norm=norm)
+    made = learner(machine, norms=norm is not None)
+    program = made.program()
+    tokens = torch.randint(VOCAB, (2, 5), generator=torch.Generator().manual_seed(1))
+    mask = torch.tensor([[place >= first for place in range(5)] for first in padding])
+    padded = machine(tokens, program, mask=mask)
+    for row, first in enumerate(padding):
+        torch.testing.assert_close(
+            padded[row, first:], machine(tokens[row : row + 1, first:], program)[0], rtol=1e-10, atol=1e-10
+        )
 
 
 def test_the_papers_widths():

@@ -8,15 +8,16 @@ The same operators as everywhere form the patterns. Each kind of map is one diff
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float, Int, Shaped
+from jaxtyping import Float, Int
 from torch import Tensor
 
+from anyformer.backbones.frozen.first_rows import FirstRows
 from anyformer.backbones.frozen.folded import Observer, at_queries, attention_pattern
+from anyformer.backbones.frozen.products import product
 from anyformer.backbones.frozen.recipe import FrozenRecipe
 from anyformer.backbones.tree import Tree
 from anyformer.operators import Context
@@ -163,28 +164,6 @@ def _add_product(onto: Tensor, x: Tensor, matrix: Tensor) -> None:
         onto += product(x, matrix)
 
 
-def product(x: Shaped[Tensor, "*batch n m"], matrix: Shaped[Tensor, "m w"]) -> Shaped[Tensor, "*batch n w"]:
-    """``x matrix`` in the matrix's dtype, as ``x`` has it. A processor without units for bfloat16 multiplies the rounded numbers in float32,
-    which is what such units do (they add up in float32), without the price of emulating them."""
-    if matrix.dtype == x.dtype:
-        return x @ matrix
-    rounded = x.to(matrix.dtype)
-    if matrix.device.type == "cpu" and matrix.dtype == torch.bfloat16 and not has_bfloat16():
-        return (rounded.to(x.dtype) @ matrix.to(x.dtype)).to(matrix.dtype).to(x.dtype)
-    return (rounded @ matrix).to(x.dtype)
-
-
-@lru_cache
-def has_bfloat16() -> bool:
-    """Whether this processor multiplies bfloat16 by itself (as far as the system tells)."""
-    try:
-        with open("/proc/cpuinfo", encoding="ascii", errors="ignore") as table:
-            flags = next((line.split() for line in table if line.startswith(("flags", "Features"))), [])
-    except OSError:
-        return False
-    return any(flag in flags for flag in ("amx_bf16", "avx512_bf16", "bf16"))
-
-
 def unfolded_logits(
     recipe: FrozenRecipe,
     maps: Sequence[LayerMaps],
@@ -217,9 +196,13 @@ def unfolded_logits(
         pattern = attention_pattern(recipe.attention, own, ctx)
         if observe is not None:
             observe(layer, own, pattern)
+        first = None
+        if layer == 0 and isinstance(layer_maps, DenseMaps):
+            first = FirstRows.of(recipe, layer_maps.routes, tokens, rows, places, norms, x, ctx)
         if layer == recipe.layers - 1:
             pattern, x = at_queries(pattern, queries), at_queries(x, queries)
-        x = layer_maps.route(pattern, y, x if recipe.residual else None)
+        onto = x if recipe.residual else None
+        x = layer_maps.route(pattern, y, onto) if first is None else first.route(pattern, onto)
         x = normed(x) if post else x
         if mlps:
             into, out = mlps[layer]
