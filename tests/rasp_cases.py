@@ -138,6 +138,7 @@ case("match3, twice the same", L.match3(7), tuple(range(8)), 5, [5, 1, 6], [1, 1
 case("maxmin", L.maxmin(), tuple(range(21)), 10, [14, 18, 3, 12, 6, 20, 7, 17, 13, 9], [18, 14, 12, 3, 20, 6, 17, 7, 13, 9])
 case("maxmin of reals", L.maxmin(), Reals(-1, 3), 5, [1, 2, 2.5], [2, 1, 2.5])
 case("group_sort 3", L.group_sort(3), Reals(-9, 9), 8, [1, 2, 3, 2, -5, 4, 0, 7], [3, 2, 1, 4, 2, -5, 7, 0])
+case("group_sort 3 of decimals", L.group_sort(3), (0.1, 0.2, 0.7), 5, [0.1, 0.2, 0.7, 0.1, 0.7], [0.7, 0.2, 0.1, 0.7, 0.1])
 case("group_sort 1", L.group_sort(1), Reals(-9, 9), 3, [1, 2, 3], [1, 2, 3])
 case("largest", L.largest(), (-3, 0, 7), 5, [0, -3, 0], 0)
 case("latest", L.latest(L.holding(tokens == "a") & before, indices, -1), "ab", 5, "babba", [-1, 1, 1, 1, 4])
@@ -260,6 +261,11 @@ jump = {"standard": "a jump at any real number is no ReLU table"}
 case("floor", apply("floor", tokens), Reals(-3, 3), 4, [-1.5, 2, -2, 2.75], [-2, 2, -2, 2], refused=jump)
 case("ceil", apply("ceil", tokens), Reals(-3, 3), 4, [-1.5, 2, -2, 2.25], [-1, 2, -2, 3], refused=jump)
 case("round", apply("round", tokens), Reals(-3, 3), 5, [-1.5, 0.5, 2.5, -0.5, 1.25], [-2, 1, 3, -1, 1], refused=jump)
+case("round from a half", apply("round", tokens), Reals(-2.5, 2.5), 3, [-2.5, 2.5, -0.5], [-3, 3, -1], refused=jump)
+case("round of a half", apply("round", tokens), Reals(-0.5, 0.5), 4, [-0.5, 0.5, -0.25, 0.25], [-1, 1, 0, 0], refused=jump)
+case("floor from a half", apply("floor", tokens), Reals(-1.5, 1.5), 3, [-1.5, 1.5, -0.5], [-2, 1, -1], refused=jump)
+case("ceil from a half", apply("ceil", tokens), Reals(-1.5, 1.5), 3, [-1.5, 1.5, -0.5], [-1, 2, 0], refused=jump)
+case("round of halves", apply("round", tokens), (-2.5, -0.5, 0.5, 1.5), 4, [-2.5, -0.5, 0.5, 1.5], [-3, -1, 1, 2])
 case(
     "where of reals",
     where(tokens > 0.5, tokens * 2, -tokens),

@@ -18,13 +18,13 @@ from anyformer.rasp.linear_algebra import (
     Matrix,
     cofactors,
     determinant,
-    group_sort,
     inverse,
     layer_norm,
     product,
     product_of_columns_and_rows,
     relu,
     softmax_rows,
+    sort_pairs,
     transpose,
 )
 from anyformer.rasp.simulator import AttentionSimulator
@@ -70,7 +70,7 @@ def test_a_singular_matrix_has_the_inverse_zero():
 
 def test_group_sort_of_any_length():
     numbers = [14, 18, 3, 12, 6, 20, 7, 17, 13, 9]
-    found, compiled = both(group_sort(T), numbers, 10)
+    found, compiled = both(sort_pairs(T), numbers, 10)
     assert found.tolist() == [18, 14, 12, 3, 20, 6, 17, 7, 13, 9]
     assert (compiled.layers, compiled.heads) == (1, (1,))
     for n in (1, 2, 3, 7):

@@ -144,7 +144,7 @@ class Evaluation:
 
     def _select(self, node: Select, keys: list[Value], queries: list[Value]) -> Matrix:
         """One entry a pair of *different* values, then spread over the positions."""
-        if node.predicate.name == "true":
+        if node.predicate.known == "true":
             return np.ones((len(queries), len(keys)), dtype=bool)
         for side, column in (("key", keys), ("query", queries)):
             for position, value in enumerate(column):
@@ -152,7 +152,7 @@ class Evaluation:
                     raise AnyformerError(f"{printed(node)}: the {side} at position {position} has no value: {value.reason}")
         key_kinds, key_of = _kinds(keys)
         query_kinds, query_of = _kinds(queries)
-        if node.predicate.name == "eq":
+        if node.predicate.known == "eq":
             place = {key: i for i, key in enumerate(key_kinds)}
             table = np.zeros((len(query_kinds), len(key_kinds)), dtype=bool)
             for i, query in enumerate(query_kinds):

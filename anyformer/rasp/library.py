@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from anyformer.errors import AnyformerError, require_size
-from anyformer.rasp.linear_algebra import group_sort as sort_pairs
+from anyformer.rasp.linear_algebra import exchanged, sort_pairs
 from anyformer.rasp.operations import Value
 from anyformer.rasp.sequences import (
     EQ,
@@ -31,7 +31,6 @@ from anyformer.rasp.sequences import (
     select,
     selector_width,
     tokens,
-    where,
 )
 
 before = select(indices, indices, LEQ)
@@ -249,7 +248,7 @@ def match3(modulus: int, values: Any = tokens) -> Sequence:
 
 def maxmin(values: Any = tokens) -> Sequence:
     """MaxMin (GroupSort of pairs; Anil, Lucas and Grosse, 1811.05381): positions 2i, 2i + 1 get the larger and the smaller of their values;
-    an odd last value stays. Real values or finite ones, 1 layer, 1 head (:func:`anyformer.rasp.linear_algebra.group_sort`)."""
+    an odd last value stays. Real values or finite ones, 1 layer, 1 head (:func:`anyformer.rasp.linear_algebra.sort_pairs`)."""
     return sort_pairs(lift(values)).named("maxmin")
 
 
@@ -265,12 +264,13 @@ def group_sort(size: int, values: Any = tokens) -> Sequence:
 
 
 def _exchanged(x: Sequence, size: int, odd: int) -> Sequence:
-    """Neighbours (j, j + 1) inside a group, with j of the stated parity, put in falling order. The mean m of a pair tells each its partner,
-    ``2m - x``; alone it is its own."""
-    pair = indices.map(lambda i: (i // size) * size + (i % size + odd) // 2)  # pairs of a group: different numbers below the size
-    partner = 2 * aggregate(select(pair, pair, EQ), x) - x
-    first = indices.map(lambda i: (i % size + odd) % 2 == 0)
-    return where(first, apply("max", x, partner), apply("min", x, partner))
+    """Neighbours (j, j + 1) inside a group, with j of the stated parity, put in falling order; who has no neighbour is its own partner."""
+
+    def partner(i: int) -> int:
+        there = i % size + (1 if (i % size + odd) % 2 == 0 else -1)
+        return i - i % size + there if 0 <= there < size else i
+
+    return exchanged(x, indices.map(partner))
 
 
 def largest(values: Any = tokens) -> Sequence:

@@ -195,12 +195,19 @@ def inverse(a: Matrix, singular: int | float = 1e-9) -> Matrix:
     return Matrix(transpose(c).values * apply("reciprocal_or_zero", det, singular), 3, 3)
 
 
-def group_sort(values: Sequence) -> Sequence:
-    """MaxMin (GroupSort of pairs): each pair (2i, 2i + 1) becomes (max, min); an odd last value passes through. 1 layer, 1 head.
+def sort_pairs(values: Sequence) -> Sequence:
+    """MaxMin (GroupSort of pairs): each pair (2i, 2i + 1) becomes (max, min); an odd last value passes through. 1 layer, 1 head."""
+    return exchanged(values, indices + where(indices % 2 == 0, 1, -1))
 
-    With the partner u of v: ``v + relu(u - v)`` at even positions that have one, ``v - relu(v - u)`` at odd ones.
+
+def exchanged(values: Sequence, partner: Sequence) -> Sequence:
+    """Each value v and the value u at its partner's position in falling order; where there is no such position, or it is the own one, v stays.
+
+    With f = 1 at the first of a pair, s = 1 at the second, else 0: ``max(u, v) f + min(u, v) s + v (1 - f - s)``, which rounds nothing. One
+    head brings u and f: a first position is one whose partner exists and is a second one.
     """
-    odd = indices % 2
-    to_partner = select(indices, indices + where(odd == 0, 1, -1), EQ)
-    partner, has_later_partner = aggregate(to_partner, values), aggregate(to_partner, odd)
-    return values + apply("relu", partner - values) * has_later_partner - apply("relu", values - partner) * odd
+    there = select(indices, partner, EQ)
+    other = aggregate(there, values)
+    second = apply("indicator", partner < indices)
+    first = aggregate(there, second)
+    return apply("max", other, values) * first + apply("min", other, values) * second + values * (1 - first - second)

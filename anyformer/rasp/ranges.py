@@ -13,6 +13,8 @@ from fractions import Fraction
 from functools import lru_cache
 from typing import Any
 
+from anyformer.rasp.operations import round_half_away
+
 LARGEST_DENOMINATOR = 2**40
 
 
@@ -243,7 +245,7 @@ RULES: dict[str, Callable[..., Real | str]] = {
     "ge": _compared,
     "floor": _rounded(math.floor),
     "ceil": _rounded(math.ceil),
-    "round": _rounded(lambda x: math.floor(x + 0.5)),
+    "round": _rounded(round_half_away),
 }
 """How each operation acts on intervals: the range of its values, or the reason why it has none."""
 

@@ -90,7 +90,7 @@ class Realisation:
         if any(isinstance(s, Finite) and (s.undefined or not s.numeric) for s in sets):
             return False
         constants = [constant_of(range_of(s)) for s in sets]
-        name = node.operation.name
+        name = node.operation.known
         by_constant = (name == "mul" and constants != [None, None]) or (name == "div" and bool(constants[1]))
         return name in ("add", "sub", "neg", "assume", "float", "shift") or by_constant
 
@@ -177,10 +177,14 @@ class Realisation:
         linear = self._linear(k, node)
         if linear is not None:
             return linear
-        if isinstance(found, Finite) and self.inference.supports[k] != (k,):
-            gated = self._gated(k, node) if found.numeric and not found.undefined else None
-            return self.tabulated(k, found.code(), self.text(k)) if gated is None else gated
-        return self._real(k, node)
+        if not isinstance(found, Finite) or self.inference.supports[k] == (k,) or self._early(k, node):
+            return self._real(k, node)
+        try:
+            return self.tabulated(k, found.code(), self.text(k))
+        except CannotCompile:
+            if not self._gated(k, node):
+                raise
+            return self._real(k, node)
 
     def _linear(self, k: int, node: Node) -> Form | None:
         """Sums, differences and multiples of numbers cost nothing."""
@@ -188,7 +192,7 @@ class Realisation:
             return None
         sets = [self.inference.of(a) for a in node.arguments]
         constants = [constant_of(range_of(s)) for s in sets]
-        name, a = node.operation.name, node.arguments
+        name, a = node.operation.known, node.arguments
         if name in ("add", "sub"):
             sign = 1.0 if name == "add" else -1.0
             self.errors[k] = self.error(a[0]) + self.error(a[1])
@@ -210,17 +214,19 @@ class Realisation:
             return self._times(k, 1.0 / constants[1], a[0])
         return None
 
-    def _gated(self, k: int, node: Node) -> Form | None:
-        """A product, maximum, .. of finite numbers as the one or two units of the real operation, where a table would not be earlier."""
+    def _gated(self, k: int, node: Node) -> bool:
+        """Whether the one or two units of a real product, maximum, .. do what a table of several sources does."""
         assert node.operation is not None
-        sets = [self.inference.of(a) for a in node.arguments]
+        sets = [self.inference.of(a) for a in (k, *node.arguments)]
         plain = all(isinstance(s, Finite) and s.numeric and not s.undefined for s in sets)
-        if node.operation.name not in GATED or not plain or len(self.inference.supports[k]) < 2:
-            return None
+        return node.operation.known in GATED and plain and len(self.inference.supports[k]) > 1
+
+    def _early(self, k: int, node: Node) -> bool:
+        """Whether they do it no later than the table."""
+        if not self._gated(k, node):
+            return False
         forms = [self.form(a) for a in node.arguments]
-        if self.plan.time(*forms) > self.plan.time(*(self.source(s).form for s in self.inference.supports[k])):
-            return None
-        return self._real(k, node)
+        return self.plan.time(*forms) <= self.plan.time(*(self.source(s).form for s in self.inference.supports[k]))
 
     def _assumed(self, k: int, a: int, inside: Real, low: Real, high: Real) -> Form:
         """The argument itself; where it leaves the interval by more than its error and rounding, the fault does not stay 0."""
@@ -241,7 +247,7 @@ class Realisation:
     def _real(self, k: int, node: Node) -> Form:
         """An operation of real numbers that is not linear."""
         assert node.operation is not None
-        name, a = node.operation.name, node.arguments
+        name, a = node.operation.known, node.arguments
         forms = [self.form(i) for i in a]
         ranges = [range_of(self.inference.of(i)) for i in a]
         errors = [self.error(i) for i in a]
@@ -259,7 +265,9 @@ class Realisation:
             for i, other in ((0, 1), (1, 0)):
                 inner = self.graph.nodes[a[i]]
                 if inner.kind == "elementwise" and inner.operation and self.inference.supports[a[i]] == (a[i],):
-                    fused = self.smooth.fused(inner.operation.name, self.text(k), self.form(inner.arguments[0]), forms[other])
+                    fused = self.smooth.fused(
+                        inner.operation.known, self.text(k), [self.form(x) for x in inner.arguments], forms[other]
+                    )
                     if fused is not None:
                         return fused
         if name in ("floor", "ceil", "round") and ranges[0].raw:
@@ -304,9 +312,8 @@ class Realisation:
             return number(float(found.codes()[0]) if isinstance(found, Finite) else float(node.value))
         if isinstance(found, Finite):
             code = found.code()
-            column, default = self.tabulated(values, code, self.text(values)), code.get(node.value, float(found.codes()[0]))
-            if found.numeric:
-                column = self.form(values)
+            column = self.form(values) if found.numeric else self.tabulated(values, code, self.text(values))
+            default = code.get(node.value, float(found.codes()[0]))
         else:
             column, default = self.form(values), float(node.value)
         self.errors[k] = self.error(values)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from anyformer.rasp.graph import Relation
-from anyformer.rasp.operations import OPERATIONS, Undefined
+from anyformer.rasp.operations import Undefined
 from anyformer.rasp.plan import Form, Score, number
 from anyformer.rasp.ranges import RULES, Real, range_of
 from anyformer.rasp.tabulating import CannotCompile
@@ -146,8 +146,8 @@ class Selectors:
         assert relation.operation is not None
         key_kinds, key_of = _kinds(keys)
         query_kinds, query_of = _kinds(queries)
-        name = relation.operation.name
-        if relation.operation is OPERATIONS.get(name) and name in NUMPY and all(map(_is_number, (*key_kinds, *query_kinds))):
+        name = relation.operation.known
+        if name in NUMPY and all(map(_is_number, (*key_kinds, *query_kinds))):
             k, q = (np.array(side, dtype=float) for side in (key_kinds, query_kinds))
             table = NUMPY[name](k[:, None], q[None])
         else:
@@ -177,7 +177,7 @@ class Selectors:
     def _equality(self, r: int, negated: bool, lifted: bool) -> list[tuple[Form, Form]] | None:
         """``1/2 - s (k - q)^2`` (lifted: plus ``s q^2``) where that is what it is and rounding leaves it alone, else None."""
         relation, inference = self._of.graph.relations[r], self._of.inference
-        if negated or relation.kind != "select" or relation.operation is not OPERATIONS["eq"]:
+        if negated or relation.kind != "select" or relation.operation.known != "eq":
             return None
         keys, queries = inference.of(relation.keys), inference.of(relation.queries)
         if isinstance(keys, Finite) and isinstance(queries, Finite):
@@ -313,7 +313,7 @@ class Selectors:
 
 
 def _trivial(relation: Relation) -> bool:
-    return relation.operation is not None and relation.operation.name == "true"
+    return relation.operation is not None and relation.operation.known == "true"
 
 
 def _is_number(value: Any) -> bool:

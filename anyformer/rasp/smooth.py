@@ -13,9 +13,11 @@ import itertools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from fractions import Fraction
 
+from anyformer.rasp.operations import round_half_away
 from anyformer.rasp.plan import Form, Plan, number
-from anyformer.rasp.ranges import Real, rational
+from anyformer.rasp.ranges import RULES, Real
 from anyformer.rasp.tabulating import CannotCompile, Mode, Tabulation
 
 KNOTS = 2**14
@@ -42,6 +44,16 @@ CURVES = {
     "square": Curve(lambda x: x * x, lambda x: 2 * x, lambda _: 2.0),
 }
 
+RAMPS = ("relu", "abs", "max", "min")
+"""Operations that are piecewise linear with one corner."""
+
+ROUNDINGS: dict[str, tuple[Callable[[float], int], float]] = {
+    "floor": (math.floor, 0.0),
+    "ceil": (math.ceil, 1.0),
+    "round": (round_half_away, 0.5),
+}
+"""What rounds to integers, and how far below j the jump to j is."""
+
 
 class Smooth:
     """Writes operations of real numbers into a plan."""
@@ -64,8 +76,9 @@ class Smooth:
             return self._quotient(text, x, r, e)
         if name == "where":
             return x[2] + self._product(text, x[0], x[1] - x[2]), max(e[1], e[2])
-        if name in ("relu", "abs", "max", "min"):
-            return self._ramp(name, text, x), sum(e)
+        if name in RAMPS:
+            linear, ramps = self._ramp(name, x)
+            return linear + self.plan.compute(text, [("relu", gate, None, sign) for gate, sign in ramps]), sum(e)
         if name == "pow":
             return self._power(text, x[0], r[0], e[0], int(r[1].low))
         if name in ("floor", "ceil", "round"):
@@ -76,10 +89,14 @@ class Smooth:
             return self._reciprocal_or_zero(text, x[0], r[1].low, e[0])
         return self._function(name, text, x[0], r[0], e[0])
 
-    def fused(self, name: str, text: str, x: Form, y: Form) -> Form | None:
-        """``f(x) y`` in one unit, where f is a unit by itself; else None."""
-        if name == "relu" or (name in CURVES and self.mode == "analytic"):
-            return self.plan.compute(text, [(name, x, y, 1.0)])
+    def fused(self, name: str | None, text: str, x: list[Form], y: Form) -> Form | None:
+        """``f(x) y`` in one step, where f is a unit by itself or a sum of ReLU units and a linear form; else None."""
+        if name in CURVES and self.mode == "analytic":
+            return self.plan.compute(text, [(name, x[0], y, 1.0)])
+        if name in RAMPS:
+            linear, ramps = self._ramp(name, x)
+            parts = [("relu", gate, y, sign) for gate, sign in ramps]
+            return self.plan.compute(text, parts + ([] if linear == number(0.0) else [("identity", linear, y, 1.0)]))
         return None
 
     def _product(self, text: str, x: Form, y: Form) -> Form:
@@ -94,14 +111,14 @@ class Smooth:
         bound = e[0] / min(abs(r[1].low), abs(r[1].high)) + error * r[0].magnitude + e[0] * error
         return self._product(text, x[0], inverse), bound
 
-    def _ramp(self, name: str, text: str, x: list[Form]) -> Form:
+    @staticmethod
+    def _ramp(name: str, x: list[Form]) -> tuple[Form, list[tuple[Form, float]]]:
+        """A linear form and ReLU units (gate, sign) whose sum is the operation."""
         if name == "relu":
-            return self.plan.compute(text, [("relu", x[0], None, 1.0)])
+            return number(0.0), [(x[0], 1.0)]
         if name == "abs":
-            return self.plan.compute(text, [("relu", x[0], None, 1.0), ("relu", -1.0 * x[0], None, 1.0)])
-        difference = x[0] - x[1] if name == "max" else x[1] - x[0]
-        sign = 1.0 if name == "max" else -1.0
-        return x[1] + self.plan.compute(text, [("relu", difference, None, sign)])
+            return number(0.0), [(x[0], 1.0), (-1.0 * x[0], 1.0)]
+        return x[1], [(x[0] - x[1], 1.0) if name == "max" else (x[1] - x[0], -1.0)]
 
     def _power(self, text: str, x: Form, r: Real, error: float, exponent: int) -> tuple[Form, float]:
         if exponent == 0:
@@ -112,21 +129,15 @@ class Smooth:
         return form, exponent * (r.magnitude + error) ** (exponent - 1) * error
 
     def _rounded(self, name: str, text: str, x: Form, r: Real, error: float, tables: Tabulation) -> Form:
-        """A staircase with a step at every jump of the range: floor(x) = low + sum_j [x >= j]."""
-        jump, upward = {"floor": (0.0, True), "ceil": (0.0, False), "round": (0.5, True)}[name]
-        first, last = math.floor(r.low - jump) + 1, math.ceil(r.high - jump)
+        """A staircase with a step to every integer of the range: floor(x) = floor(low) + sum_j [x >= j]."""
+        function, below = ROUNDINGS[name]
+        gap = r.gap(Fraction(below))
         steps: list[Part] = []
-        gap = r.gap(rational(jump) or 1)
-        for j in range(first, last + 1):
-            at = j + jump
-            inclusive = upward if name != "round" else at > 0  # a half goes away from zero
+        for j in range(function(r.low) + 1, function(r.high) + 1):
+            at = j - below
+            inclusive = function(at) == j  # floor: always, ceil: never, round: above zero, since a half goes away from it
             steps += self._from(x, at, inclusive, 1.0, gap, error, tables)
-        base = {"floor": math.floor(r.low), "ceil": math.ceil(r.low), "round": math.floor(r.low + 0.5)}[name]
-        if name == "ceil":
-            steps = []
-            for j in range(math.ceil(r.low), math.ceil(r.high)):
-                steps += self._from(x, float(j), False, 1.0, gap, error, tables)
-        return (self.plan.compute(text, steps) if steps else number(0.0)) + number(base)
+        return (self.plan.compute(text, steps) if steps else number(0.0)) + number(function(r.low))
 
     def _from(
         self, x: Form, at: float, inclusive: bool, height: float, gap: float | None, error: float, tables: Tabulation
@@ -144,8 +155,6 @@ class Smooth:
         return tables.step(x, (low, high), height)
 
     def _compared(self, name: str, text: str, x: list[Form], r: list[Real], e: list[float], tables: Tabulation) -> Form:
-        from anyformer.rasp.ranges import RULES
-
         z = x[0] - x[1]
         difference = RULES["sub"](r[0], r[1])
         assert isinstance(difference, Real)

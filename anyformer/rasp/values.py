@@ -10,6 +10,7 @@ a compiled program right on all inputs, so a set that would be too large is refu
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from inspect import signature
 from typing import Any
 
 import numpy as np
@@ -142,7 +143,7 @@ class Inference:
         while todo:
             relation = self.graph.relations[todo.pop()]
             todo += relation.parts if relation.kind == "and" else ()
-            if relation.operation is not None and relation.kind == "select" and relation.operation.name == "eq":
+            if relation.operation is not None and relation.kind == "select" and relation.operation.known == "eq":
                 keys = self.supports[relation.keys]
                 if keys == (relation.keys,) == self.supports[node.arguments[0]]:
                     return True
@@ -174,14 +175,14 @@ class Inference:
             if part.kind == "and":
                 todo += part.parts
             elif part.kind == "select" and part.operation is not None:
-                parts.append((part.keys, part.queries, part.operation.name))
+                parts.append((part.keys, part.queries, part.operation.known))
         return any(
             a[:2] == b[:2] and b[2] in EXCLUDED.get(a[2], ()) for i, a in enumerate(parts) for b in parts[i + 1 :] + parts[:i]
         )
 
     def _selects(self, relation: Relation) -> tuple[bool, bool, bool]:
         assert relation.operation is not None
-        name = relation.operation.name
+        name = relation.operation.known
         if name == "true":
             return self.max_length == 1, True, True
         itself = relation.keys == relation.queries and name in ("eq", "le", "ge")
@@ -237,17 +238,17 @@ class Inference:
                 self.problems.append(f"{self.text(k)}: {self._size(joint)}, and {self.text(a)} {why}")
                 return
             ranges.append(range_of(found))
-        name = node.operation.name
+        name = node.operation.known
         if name in DISCRETE:
             ranges = [self.compared_range(a, arguments) for a in arguments]
         if name == "mul" and arguments[0] == arguments[1]:
             name, ranges = "pow", [ranges[0], Real(2.0, 2.0, 1)]  # a square is not negative
-        result = real_operation(name, ranges)
+        result = real_operation(name, ranges, node.operation)
         if isinstance(result, str):
             self.problems.append(f"{self.text(k)}: {self._size(joint)}, and {result}")
-        elif node.operation.name in DISCRETE:
-            self._finish_source(k, Finite(DISCRETE[node.operation.name]))
-        elif node.operation.name in ("floor", "ceil", "round"):
+        elif name in DISCRETE:
+            self._finish_source(k, Finite(DISCRETE[name]))
+        elif name in ("floor", "ceil", "round"):
             self._finish_source(k, Finite(tuple(range(int(result.low), int(result.high) + 1))))
         else:
             self.values[k] = result
@@ -305,7 +306,7 @@ class Inference:
         if node.kind != "width" or node.relation is None:
             return False
         relation = self.graph.relations[node.relation]
-        return relation.operation is not None and relation.operation.name == "true"
+        return relation.operation is not None and relation.operation.known == "true"
 
     def _set(self, k: int) -> Finite:
         found = self.finite_set(k)
@@ -325,10 +326,13 @@ class Inference:
         return table.reshape([table.shape[own.index(s)] if s in own else 1 for s in support])
 
 
-def real_operation(name: str, ranges: list[Real]) -> Real | str:
-    """The range of an operation of real numbers, or why it has none."""
+def real_operation(name: str | None, ranges: list[Real], operation: Operation) -> Real | str:
+    """The range of an operation of real numbers by the rule called ``name``, or why it has none."""
     if name not in RULES:
-        return f"{name} is not an operation of real numbers (those are {', '.join(sorted(RULES))})"
+        what = operation.name if operation.listed else f"your function {operation.name}"
+        return f"{what} is not an operation of real numbers (those are {', '.join(sorted(RULES))})"
+    if len(ranges) != (takes := len(signature(RULES[name]).parameters)):
+        return f"{operation.name} of real numbers takes {takes} values, got {len(ranges)}"
     found = RULES[name](*ranges)
     if isinstance(found, Real) and not math.isfinite(found.high - found.low):
         return "its value may be too large for a float"
