@@ -191,11 +191,11 @@ def test_depth_does_not_grow_with_n():
 
 
 def test_heads_of_the_papers_version():
-    """H(r + c) and H r c heads in the products, one softmax head a row and simulated head."""
-    layer = Layer(4, 3, 3, 2)
-    compiled = AttentionSimulator.for_layer(layer, "paper").compiled
+    """Columns of X, A and V, and X^T; entries of X A (X V shares its heads) beside columns of X^T; columns of X A and of X V; entries of the
+    scores; the maximum of every row of each head, means of rows; columns of the softmax; entries of the output."""
     n, d, v, heads = 4, 3, 3, 2
-    assert sum(compiled.heads) <= heads * ((n + d) + n * d + (n + n) + n * n + (n + v) + n * v + (n + v) + n * v + 2 * n) + 1
+    compiled = AttentionSimulator.for_layer(Layer(n, d, v, heads), "paper").compiled
+    assert compiled.heads == (n + heads * (d + v) + 1, n * d + n, n + v, n * n, heads * (n + 1), n + 1, n, n * v)
 
 
 @pytest.mark.parametrize("version", ["compact", "soft", "paper"])
@@ -325,7 +325,11 @@ def test_a_chain_of_simulators_is_a_machine(config, options):
     mask = torch.tensor([[True, True, True, False], [True] * 4])
     torch.testing.assert_close(machine(tokens, program, mask=mask)[mask], target(tokens, mask=mask)[mask], rtol=1e-10, atol=1e-10)
     torch.testing.assert_close(machine(tokens[:, :2], program), target(tokens[:, :2]), rtol=1e-10, atol=1e-10)
-    torch.testing.assert_close(machine.literal()(tokens, program), target(tokens), rtol=1e-10, atol=1e-10)
+    dense: list[torch.Tensor] = []
+    found = machine.literal()(tokens, program, mask=mask, patterns=dense)
+    torch.testing.assert_close(found[mask], target(tokens, mask=mask)[mask], rtol=1e-10, atol=1e-10)
+    for ours, wanted in zip(dense, target.with_patterns(tokens, mask=mask)[1], strict=True):
+        torch.testing.assert_close(ours.transpose(1, 2)[mask], wanted.transpose(1, 2)[mask], rtol=1e-10, atol=1e-10)
     assert machine.compiled.layers == 4 * config["layers"] + 1
     cost, network = machine.cost(4), machine.compiled.network
     assert network.embedding.shape[1] <= cost.width <= 3 * network.embedding.shape[1]

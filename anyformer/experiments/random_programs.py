@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from anyformer.experiments.limits import require_writable
-from anyformer.rasp.generating import Report, check_random_programs
+from anyformer.rasp.comparing import Report, check_random_programs
 from anyformer.storage import write_text
 
 BARS = {"categorical": 0.05, "real-valued": 0.20}

@@ -15,11 +15,12 @@ from torch import Tensor
 
 from anyformer.errors import AnyformerError
 from anyformer.network import Network
-from anyformer.operators import Attention, Context, Gate
+from anyformer.operators import Context
 from anyformer.rasp.interpreter import interpret
+from anyformer.rasp.layers import layers
 from anyformer.rasp.plan import FAULT
 from anyformer.rasp.sequences import Sequence
-from anyformer.rasp.values import Reals
+from anyformer.rasp.sets import Reals
 
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-3}
 """Relative difference of numbers from the interpreter's at which the check after compilation fails (beside a stated error)."""
@@ -172,23 +173,12 @@ class CompiledProgram:
     @property
     def heads(self) -> tuple[int, ...]:
         """Heads of each layer (0: a feed-forward part alone)."""
-        return tuple(h for h, _ in self._per_layer())
+        return tuple(layer.heads for layer in layers(self.network))
 
     @property
     def units(self) -> tuple[int, ...]:
         """Hidden units of each layer."""
-        return tuple(u for _, u in self._per_layer())
-
-    def _per_layer(self) -> list[tuple[int, int]]:
-        layers: list[list[int]] = []
-        for stage in self.network.stages:
-            heads = sum(b.operator.count for b in stage.branches if isinstance(b.operator, Attention))
-            units = sum(b.operator.count for b in stage.branches if isinstance(b.operator, Gate))
-            if heads or not layers or layers[-1][1]:
-                layers.append([heads, units])
-            else:
-                layers[-1][1] = units
-        return [(h, u) for h, u in layers]
+        return tuple(layer.units for layer in layers(self.network))
 
     @property
     def width(self) -> int:

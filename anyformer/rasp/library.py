@@ -232,9 +232,10 @@ def match2(modulus: int, values: Any = tokens, *, itself: bool = True) -> Sequen
 def match3(modulus: int, values: Any = tokens) -> Sequence:
     """1 where the own value and two others (any positions, also the same ones) add up to 0 modulo p, else 0. 1 layer of p heads.
 
-    Head r asks whether residue r occurs anywhere; the feed-forward part then looks for residues r, s that occur with ``r + s + x = 0``. One
-    layer of fewer heads cannot do it for large p: where p grows with n, Match3 needs ``heads * head_dim * bits`` of about n (Sanford, Hsu
-    and Telgarsky, Theorem 7), and p heads of one bit are within that bound. n heads that read one position each would do as well."""
+    Head r asks whether residue r occurs anywhere; the feed-forward part then looks for residues r, s that occur with ``r + s + x = 0``. No one
+    layer is much smaller: there is a c > 0 such that for p > n no layer of width m with H heads and b bits a number computes Match3 on n
+    tokens where ``m b H <= c n / log log n`` (Sanford, Hsu and Telgarsky, 2306.02896); p > n heads of one bit are above that. n heads
+    that read one position each would do as well."""
     require_size("match3", "modulus", modulus)
     own = lift(values) % modulus
     occurs = [aggregate(select(own, r, EQ), 1) for r in range(modulus)]

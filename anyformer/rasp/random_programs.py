@@ -41,7 +41,7 @@ from anyformer.rasp.sequences import (
     tokens,
     where,
 )
-from anyformer.rasp.values import Reals
+from anyformer.rasp.sets import Reals
 
 Fragment = Literal["categorical", "real-valued"]
 COMPARISONS = (EQ, NEQ, LT, LEQ, GT, GEQ)

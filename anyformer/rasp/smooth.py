@@ -15,15 +15,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
 
-from anyformer.rasp.operations import round_half_away
-from anyformer.rasp.plan import Form, Plan, number
-from anyformer.rasp.ranges import RULES, Real
-from anyformer.rasp.tabulating import CannotCompile, Mode, Tabulation
+from anyformer.rasp.options import Mode
+from anyformer.rasp.plan import Form, Part, Plan, number
+from anyformer.rasp.ranges import ROUNDINGS, RULES, Real
+from anyformer.rasp.refusals import CannotCompile, Refusal
+from anyformer.rasp.tabulating import Tabulation
 
 KNOTS = 2**14
 """The largest number of knots of one table."""
-
-Part = tuple[str, Form, Form | None, float]
 
 
 @dataclass(frozen=True)
@@ -47,13 +46,6 @@ CURVES = {
 RAMPS = ("relu", "abs", "max", "min")
 """Operations that are piecewise linear with one corner."""
 
-ROUNDINGS: dict[str, tuple[Callable[[float], int], float]] = {
-    "floor": (math.floor, 0.0),
-    "ceil": (math.ceil, 1.0),
-    "round": (round_half_away, 0.5),
-}
-"""What rounds to integers, and how far below j the jump to j is."""
-
 
 class Smooth:
     """Writes operations of real numbers into a plan."""
@@ -70,7 +62,7 @@ class Smooth:
         if name == "mul":
             error = e[0] * r[1].magnitude + e[1] * r[0].magnitude + e[0] * e[1]
             if x[0] == x[1] and self.mode == "analytic":
-                return self.plan.compute(text, [("square", x[0], None, 1.0)]), error
+                return self.plan.compute(text, [Part("square", x[0])]), error
             return self._product(text, x[0], x[1]), error
         if name == "div":
             return self._quotient(text, x, r, e)
@@ -78,10 +70,10 @@ class Smooth:
             return x[2] + self._product(text, x[0], x[1] - x[2]), max(e[1], e[2])
         if name in RAMPS:
             linear, ramps = self._ramp(name, x)
-            return linear + self.plan.compute(text, [("relu", gate, None, sign) for gate, sign in ramps]), sum(e)
+            return linear + self.plan.compute(text, [sign * Part("relu", gate) for gate, sign in ramps]), sum(e)
         if name == "pow":
             return self._power(text, x[0], r[0], e[0], int(r[1].low))
-        if name in ("floor", "ceil", "round"):
+        if name in ROUNDINGS:
             return self._rounded(name, text, x[0], r[0], e[0], tables), 0.0
         if name in ("eq", "ne", "lt", "le", "gt", "ge"):
             return self._compared(name, text, x, r, e, tables), 0.0
@@ -92,20 +84,20 @@ class Smooth:
     def fused(self, name: str | None, text: str, x: list[Form], y: Form) -> Form | None:
         """``f(x) y`` in one step, where f is a unit by itself or a sum of ReLU units and a linear form; else None."""
         if name in CURVES and self.mode == "analytic":
-            return self.plan.compute(text, [(name, x[0], y, 1.0)])
+            return self.plan.compute(text, [Part(name, x[0], y)])
         if name in RAMPS:
             linear, ramps = self._ramp(name, x)
-            parts = [("relu", gate, y, sign) for gate, sign in ramps]
-            return self.plan.compute(text, parts + ([] if linear == number(0.0) else [("identity", linear, y, 1.0)]))
+            parts = [sign * Part("relu", gate, y) for gate, sign in ramps]
+            return self.plan.compute(text, parts + ([] if linear == number(0.0) else [Part("identity", linear, y)]))
         return None
 
     def _product(self, text: str, x: Form, y: Form) -> Form:
-        return self.plan.compute(text, [("identity", x, y, 1.0)])
+        return self.plan.compute(text, [Part("identity", x, y)])
 
     def _quotient(self, text: str, x: list[Form], r: list[Real], e: list[float]) -> tuple[Form, float]:
         if self.mode == "analytic":
             least = min(abs(r[1].low), abs(r[1].high))
-            form = self.plan.compute(text, [("reciprocal", x[1], x[0], 1.0)])
+            form = self.plan.compute(text, [Part("reciprocal", x[1], x[0])])
             return form, (e[0] + e[1] * r[0].magnitude / least) / least if e[0] or e[1] else 0.0
         inverse, error = self._function("reciprocal", f"1 / denominator of {text}", x[1], r[1], e[1])
         bound = e[0] / min(abs(r[1].low), abs(r[1].high)) + error * r[0].magnitude + e[0] * error
@@ -145,19 +137,20 @@ class Smooth:
         """Units that add ``height`` where x >= at (inclusive) or x > at."""
         if gap is None:  # unrounded input
             if self.mode == "standard":
-                raise CannotCompile("a jump at any real number is no ReLU table; use analytic mode")
+                raise CannotCompile(Refusal.JUMP, "a jump at any real number is no ReLU table; use analytic mode")
             if inclusive:
-                return [("step", number(at) - x, None, -height), ("step", number(1.0), None, height)]
-            return [("step", x - number(at), None, height)]
+                return [-height * Part("step", number(at) - x), height * Part("step", number(1.0))]
+            return [height * Part("step", x - number(at))]
         if error >= gap / 4:
-            raise CannotCompile(f"its argument has an error of up to {error:.2g}, too much for values {gap:.2g} apart")
+            raise CannotCompile(
+                Refusal.NEAR_JUMP, f"its argument has an error of up to {error:.2g}, too much for values {gap:.2g} apart"
+            )
         low, high = (at - 0.75 * gap, at - 0.25 * gap) if inclusive else (at + 0.25 * gap, at + 0.75 * gap)
         return tables.step(x, (low, high), height)
 
     def _compared(self, name: str, text: str, x: list[Form], r: list[Real], e: list[float], tables: Tabulation) -> Form:
         z = x[0] - x[1]
         difference = RULES["sub"](r[0], r[1])
-        assert isinstance(difference, Real)
         raw = all(s.raw or s.low == s.high for s in r)
         gap, error = None if raw else difference.gap(), e[0] + e[1]
         above = self._from(z, 0.0, False, 1.0, gap, error, tables)
@@ -174,8 +167,8 @@ class Smooth:
 
     def _reciprocal_or_zero(self, text: str, x: Form, least: float, error: float) -> tuple[Form, float]:
         if self.mode == "standard":
-            raise CannotCompile("a jump from 0 to 1/least is no ReLU table; use analytic mode")
-        form = self.plan.compute(text, [("reciprocal_or_zero", (1 / least) * x, None, 1 / least)])
+            raise CannotCompile(Refusal.JUMP, "a jump from 0 to 1/least is no ReLU table; use analytic mode")
+        form = self.plan.compute(text, [(1 / least) * Part("reciprocal_or_zero", (1 / least) * x)])
         return form, error / least**2
 
     def _function(self, name: str, text: str, x: Form, r: Real, error: float) -> tuple[Form, float]:
@@ -183,16 +176,16 @@ class Smooth:
         curve = CURVES[name]
         if self.mode == "analytic":
             steepest = max(abs(curve.slope(r.low)), abs(curve.slope(r.high))) if error else 0.0
-            return self.plan.compute(text, [(name, x, None, 1.0)]), error * steepest
+            return self.plan.compute(text, [Part(name, x)]), error * steepest
         low, high = r.low - error, r.high + error
         if name in ("log", "reciprocal", "rsqrt", "sqrt") and low <= 0 < high:
-            raise CannotCompile(f"its argument may come as near to 0 as {low:.2g}; no table holds that")
+            raise CannotCompile(Refusal.DIVISOR, f"its argument may come as near to 0 as {low:.2g}; no table holds that")
         knots = _knots(curve, low, high, self.tolerance)
         parts: list[Part] = []
         before = 0.0
         for a, b in itertools.pairwise(knots):
             slope = (curve.value(b) - curve.value(a)) / (b - a)
-            parts.append(("relu", x - number(a), None, slope - before))
+            parts.append((slope - before) * Part("relu", x - number(a)))
             before = slope
         steepest = max(abs(curve.slope(low)), abs(curve.slope(high)))
         form = self.plan.compute(text, parts) if parts else number(0.0)
@@ -200,7 +193,7 @@ class Smooth:
 
 
 def _times(parts: list[Part], factor: float) -> list[Part]:
-    return [(function, gate, value, factor * c) for function, gate, value, c in parts]
+    return [factor * part for part in parts]
 
 
 def _knots(curve: Curve, low: float, high: float, tolerance: int | float) -> list[float]:
@@ -214,6 +207,7 @@ def _knots(curve: Curve, low: float, high: float, tolerance: int | float) -> lis
         knots.append(min(high, a + h))
         if len(knots) > KNOTS:
             raise CannotCompile(
-                f"a table of more than {KNOTS:,} ReLU units is needed on [{low:g}, {high:g}] for an error of {tolerance:g}"
+                Refusal.KNOTS,
+                f"a table of more than {KNOTS:,} ReLU units is needed on [{low:g}, {high:g}] for an error of {tolerance:g}",
             )
     return knots
