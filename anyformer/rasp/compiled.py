@@ -25,6 +25,10 @@ from anyformer.rasp.sets import Reals
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-3}
 """Relative difference of numbers from the interpreter's at which the check after compilation fails (beside a stated error)."""
 
+NEAR, SAME = 1e-3, 1e-12
+"""Relative distances: of an output from the code that it means at most NEAR (and a quarter of the distance to another code); codes within
+SAME are two floats for one number."""
+
 
 @dataclass(frozen=True)
 class Outputs:
@@ -41,9 +45,9 @@ class Outputs:
         for number in numbers:
             nearest = min(range(len(self.codes)), key=lambda i: abs(self.codes[i] - number))
             away = abs(self.codes[nearest] - number)
-            same = 1e-12 * max(1.0, abs(number))  # two floats for one number
+            same = SAME * max(1.0, abs(number))
             apart = min((d for c in self.codes if (d := abs(c - self.codes[nearest])) > same), default=1.0)
-            if not away <= min(1e-3 * max(1.0, abs(number)), 0.25 * apart):
+            if not away <= min(NEAR * max(1.0, abs(number)), 0.25 * apart):
                 raise AnyformerError(
                     f"the network's output {number:.6g} is the code of no value; the nearest is {self.values[nearest]!r}"
                 )

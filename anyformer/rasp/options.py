@@ -30,7 +30,7 @@ class Options:
 
     @classmethod
     def of(
-        cls, vocab: Iterable[Any] | Reals, max_length: int, *, mode: Any, tolerance: Any, causal: Any, attention: Any, dtype: Any
+        cls, vocab: Iterable[Any] | Reals, max_length: Any, *, mode: Any, tolerance: Any, causal: Any, attention: Any, dtype: Any
     ) -> "Options":
         """Raises :class:`AnyformerError` where one of them cannot be used."""
         require_size("compile", "max_length", max_length)

@@ -17,6 +17,11 @@ from anyformer.rasp.workshop import Workshop
 SOFT_MARGIN = 50.0
 """How far unselected keys lie below the selected ones in the score of a softmax head: exp(-50) = 2e-22."""
 
+MOST_SLIP = 1e-2
+"""The largest error of an exponent of a softmax head by rounding."""
+
+TINY = 1e-300
+
 
 def best(of: Workshop, k: int, node: Node, score: Score) -> Score:
     """Selected keys compete by their own score: factor * (selection) + score, with the factor above the range of the scores."""
@@ -52,11 +57,11 @@ def _softly_best(of: Workshop, k: int, node: Node, score: Score, scale: float) -
         gaps = np.diff(np.sort(scores.codes()))
         sharp = 1.0 / float(gaps.min()) if len(gaps) else 1.0
     else:
-        fitting = (2e-4 / (of.eps * scale) - 1.0) / max(2.0 * r.magnitude, 1e-300)
-        sharp = min(0.5 * of.eps**-0.4 / max(r.high - r.low, 1e-300), max(fitting, 1.0))
+        fitting = (MOST_SLIP / (50 * of.eps * scale) - 1.0) / max(2.0 * r.magnitude, TINY)  # a third of the slip that is allowed
+        sharp = min(0.5 * of.eps**-0.4 / max(r.high - r.low, TINY), max(fitting, 1.0))
     factor = 2.0 * (2.0 * sharp * r.magnitude + 1.0)
     slip = 8 * of.eps * scale * factor  # rounding of the exponents
-    if slip > 1e-2:
+    if slip > MOST_SLIP:
         apart = f"scores {1 / sharp:.2g} apart and as large as {r.magnitude:.3g}"
         raise CannotCompile(Refusal.SCORES, f"{of.known.text(k)}: {apart} do not fit the softmax score of this dtype")
     if all_numbers(of, node.arguments[0]):
@@ -85,7 +90,7 @@ def soft(of: Workshop, k: int, node: Node, score: Score) -> Score:
     factor = 2.0 * (r.high - r.low + SOFT_MARGIN)
     values = range_of(of.known.of(node.arguments[0]))
     slip = 4 * of.eps * factor  # rounding of the scores, an error of the exponent
-    if slip > 1e-2:
+    if slip > MOST_SLIP:
         raise CannotCompile(
             Refusal.SCORES, f"{of.known.text(k)}: scores in [{r.low:.3g}, {r.high:.3g}] do not fit the score of this dtype"
         )
