@@ -273,7 +273,7 @@ def _reproduce(options: Reproduce) -> tuple[dict[str, Any], int]:
 
 
 def _simulate(options: Simulate) -> tuple[dict[str, Any], int]:
-    from anyformer.rasp.simulate_command import simulate
+    from anyformer.simulate_command import simulate
 
     return simulate(options)
 
@@ -291,7 +291,7 @@ def _train(options: Train[Any, Any]) -> tuple[dict[str, Any], int]:
 
 
 def _rasp(options: Rasp) -> tuple[dict[str, Any], int]:
-    from anyformer.rasp.command import rasp
+    from anyformer.rasp_command import rasp
 
     return rasp(options)
 

@@ -72,15 +72,16 @@ case("frac_prevs (", L.frac_prevs(tokens == "("), "abc()", 10, "a()b(c))", [0, 1
 case("frac_prevs )", L.frac_prevs(tokens == ")"), "abc()", 10, "a()b(c))", [0, 0, 1 / 3, 1 / 4, 1 / 5, 1 / 6, 2 / 7, 3 / 8])
 case("frac_prevs, causal", aggregate(full, tokens == "l"), "helo", 5, "hello", [0, 0, 1 / 3, 1 / 2, 2 / 5], causal=True)
 case("pair_balance", L.pair_balance("(", ")"), "abc()", 10, "a()b(c))", [0, 1 / 2, 0, 0, 1 / 5, 1 / 6, 0, -1 / 8])
-for word, right in (("({)}", True), ("(){)}", False), ("{}(", False), ("{(})", True), (")(", False), ("", None)):
-    if word:
-        case(f"shuffle_dyck 2 {word}", L.shuffle_dyck(["()", "{}"]), "(){}", 5, word, right)
+shuffle1, shuffle2, shuffle3 = (L.shuffle_dyck(["()", "{}", "[]"][:kinds]) for kinds in (1, 2, 3))
+for word, right in (("({)}", True), ("(){)}", False), ("{}(", False), ("{(})", True), (")(", False)):
+    case(f"shuffle_dyck 2 {word}", shuffle2, "(){}", 5, word, right)
 for word, right in (("({)[}]", True), ("{}[(]", False), ("{(}[])", True)):
-    case(f"shuffle_dyck 3 {word}", L.shuffle_dyck(["()", "{}", "[]"]), "(){}[]", 6, word, right)
+    case(f"shuffle_dyck 3 {word}", shuffle3, "(){}[]", 6, word, right)
 for word, right in (("(())", True), (")(", False), ("())(", False), ("((", False)):
-    case(f"shuffle_dyck 1 {word}", L.shuffle_dyck(["()"]), "()", 6, word, right)
+    case(f"shuffle_dyck 1 {word}", shuffle1, "()", 6, word, right)
+dyck = L.dyck(["()", "{}"])
 for word, right in (("({})", True), ("({)}", False), ("(a)", True), ("{}(", False), ("())(", False), ("a", True), ("}{", False)):
-    case(f"dyck {word}", L.dyck(["()", "{}"]), "(){}a", 6, word, right)
+    case(f"dyck {word}", dyck, "(){}a", 6, word, right)
 case("hist", L.histogram(), "abcd", 5, "abac", [2, 1, 2, 1])
 case("hist abacb", L.histogram(), "abcd", 5, "abacb", [2, 2, 2, 1, 2])
 case("sort_unique", L.sort_unique(tokens, tokens), (1, 2, 3, 4), 5, [2, 4, 3, 1], [1, 2, 3, 4])
@@ -91,10 +92,11 @@ case(
     "sort is stable", L.sort(tokens, tokens.map(lambda t: t % 10)), (1, 11, 21, 2, 12), 5, [12, 11, 2, 1, 21], [11, 1, 21, 12, 2]
 )
 case("sort_freq", L.sort_by_frequency(), (1, 2, 3, 4), 5, [2, 4, 2, 1], [2, 2, 4, 1])
+count_a, rare = L.count(tokens == "a"), L.count_less_frequent(2)
 for word, right in (("aaabbc", 3), ("cabc", 1), ("bbc", 0)):
-    case(f"count a in {word}", L.count(tokens == "a"), "abc", 8, word, right)
-case("count_less_freq", L.count_less_frequent(2), "abcd", 6, "aaabbc", 3)
-case("count_less_freq, all", L.count_less_frequent(2), "abcd", 6, "aacbbc", 6)
+    case(f"count a in {word}", count_a, "abc", 8, word, right)
+case("count_less_freq", rare, "abcd", 6, "aaabbc", 3)
+case("count_less_freq, all", rare, "abcd", 6, "aacbbc", 6)
 case("n-ary x + y - z", apply(lambda x, y, z: x + y - z, tokens, tokens, indices), (1, 2, 3), 5, [1, 2, 3], [2, 3, 4])
 case("n-ary x y / z", apply(lambda x, y, z: x * y / z, indices, indices, tokens), (1, 2, 3), 3, [1, 2, 3], [0, 1 / 2, 4 / 3])
 case("shift_by", L.shift_by(1, tokens, ""), "abcd", 5, "abcd", ["", "a", "b", "c"])
@@ -123,21 +125,23 @@ case(
     ["m1", "-1", "m1", "m0", "m1"],
     1,
 )
-case("match2", L.match2(19), tuple(range(0, 95)), 6, [63, 70, 77, 94, 67, 39], [1, 1, 1, 1, 0, 1])
-case("match2 0 0", L.match2(19), (0, 1, 19), 4, [0, 0], [1, 1])
-case("match2 0 19", L.match2(19), (0, 1, 19), 4, [0, 19], [1, 1])
-case("match2 19 1", L.match2(19), (0, 1, 19), 4, [19, 1], [1, 0])
+pairs19, pairs10, others10, triples = L.match2(19), L.match2(10), L.match2(10, itself=False), L.match3(7)
+case("match2", pairs19, tuple(range(0, 95)), 6, [63, 70, 77, 94, 67, 39], [1, 1, 1, 1, 0, 1])
+case("match2 0 0", pairs19, (0, 1, 19), 4, [0, 0], [1, 1])
+case("match2 0 19", pairs19, (0, 1, 19), 4, [0, 19], [1, 1])
+case("match2 19 1", pairs19, (0, 1, 19), 4, [19, 1], [1, 0])
 case("match2 19 1, others only", L.match2(19, itself=False), (0, 1, 19), 4, [19, 1], [0, 0])
-case("match2 5 -5", L.match2(10), (5, -5), 4, [5, -5], [1, 1])
-case("match2 5 alone", L.match2(10), (5, -5), 4, [5], [1])
-case("match2 5 alone, others only", L.match2(10, itself=False), (5, -5), 4, [5], [0])
-case("match2 5 -5, others only", L.match2(10, itself=False), (5, -5), 4, [5, -5], [1, 1])
-case("match3", L.match3(7), tuple(range(8)), 5, [1, 2, 4], [1, 1, 1])
-case("match3, none", L.match3(7), tuple(range(8)), 5, [1, 1, 2], [0, 0, 0])
-case("match3, twice the same", L.match3(7), tuple(range(8)), 5, [5, 1, 6], [1, 1, 0])
-case("maxmin", L.maxmin(), tuple(range(21)), 10, [14, 18, 3, 12, 6, 20, 7, 17, 13, 9], [18, 14, 12, 3, 20, 6, 17, 7, 13, 9])
+case("match2 5 -5", pairs10, (5, -5), 4, [5, -5], [1, 1])
+case("match2 5 alone", pairs10, (5, -5), 4, [5], [1])
+case("match2 5 alone, others only", others10, (5, -5), 4, [5], [0])
+case("match2 5 -5, others only", others10, (5, -5), 4, [5, -5], [1, 1])
+case("match3", triples, tuple(range(8)), 5, [1, 2, 4], [1, 1, 1])
+case("match3, none", triples, tuple(range(8)), 5, [1, 1, 2], [0, 0, 0])
+case("match3, twice the same", triples, tuple(range(8)), 5, [5, 1, 6], [1, 1, 0])
+case("maxmin", L.maxmin(), (3, 7, 12, 14, 18, 20), 7, [14, 18, 3, 12, 20, 7, 12], [18, 14, 12, 3, 20, 7, 12])
 case("maxmin of reals", L.maxmin(), Reals(-1, 3), 5, [1, 2, 2.5], [2, 1, 2.5])
 case("group_sort 3", L.group_sort(3), Reals(-9, 9), 8, [1, 2, 3, 2, -5, 4, 0, 7], [3, 2, 1, 4, 2, -5, 7, 0])
+case("group_sort 3 of decimals", L.group_sort(3), (0.1, 0.2, 0.7), 5, [0.1, 0.2, 0.7, 0.1, 0.7], [0.7, 0.2, 0.1, 0.7, 0.1])
 case("group_sort 1", L.group_sort(1), Reals(-9, 9), 3, [1, 2, 3], [1, 2, 3])
 case("largest", L.largest(), (-3, 0, 7), 5, [0, -3, 0], 0)
 case("latest", L.latest(L.holding(tokens == "a") & before, indices, -1), "ab", 5, "babba", [-1, 1, 1, 1, 4])
@@ -260,6 +264,11 @@ jump = {"standard": "a jump at any real number is no ReLU table"}
 case("floor", apply("floor", tokens), Reals(-3, 3), 4, [-1.5, 2, -2, 2.75], [-2, 2, -2, 2], refused=jump)
 case("ceil", apply("ceil", tokens), Reals(-3, 3), 4, [-1.5, 2, -2, 2.25], [-1, 2, -2, 3], refused=jump)
 case("round", apply("round", tokens), Reals(-3, 3), 5, [-1.5, 0.5, 2.5, -0.5, 1.25], [-2, 1, 3, -1, 1], refused=jump)
+case("round from a half", apply("round", tokens), Reals(-2.5, 2.5), 3, [-2.5, 2.5, -0.5], [-3, 3, -1], refused=jump)
+case("round of a half", apply("round", tokens), Reals(-0.5, 0.5), 4, [-0.5, 0.5, -0.25, 0.25], [-1, 1, 0, 0], refused=jump)
+case("floor from a half", apply("floor", tokens), Reals(-1.5, 1.5), 3, [-1.5, 1.5, -0.5], [-2, 1, -1], refused=jump)
+case("ceil from a half", apply("ceil", tokens), Reals(-1.5, 1.5), 3, [-1.5, 1.5, -0.5], [-1, 2, 0], refused=jump)
+case("round of halves", apply("round", tokens), (-2.5, -0.5, 0.5, 1.5), 4, [-2.5, -0.5, 0.5, 1.5], [-3, -1, 1, 2])
 case(
     "where of reals",
     where(tokens > 0.5, tokens * 2, -tokens),

@@ -1,6 +1,7 @@
 """Compiled programs for TransformerLens: checked in a standard transformer written down here, and in the package where it is installed."""
 
 import math
+from functools import cache
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from anyformer.rasp.compiled import edge_inputs
 NAMES = ("reverse", "histogram", "sort unique", "running count", "fraction", "others", "booleans", "previous", "constant")
 
 
+@cache
 def standard(name: str, **options: Any) -> rasp.CompiledProgram:
     program, vocab, _, own = EXAMPLES[name]
     chosen: dict[str, Any] = {"attention": "softmax", "mode": "standard"} | own | options

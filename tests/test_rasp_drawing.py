@@ -2,6 +2,7 @@
 
 import itertools
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -65,6 +66,7 @@ def test_several_kinds_of_heads_and_units() -> None:
     assert any("identity (product)" in title for title in titles) and any("relu" in title for title in titles)
 
 
+@cache
 def wide() -> rasp.CompiledProgram:
     """Ten heads in one layer, and one after it."""
     total = sum(

@@ -1,10 +1,29 @@
-"""Inputs chosen to make compiled programs wrong: near ties, close scores, odd numbers. Each was once wrong or a traceback."""
+"""Inputs and functions chosen to make compiled programs wrong: near ties, close scores, odd numbers. Each was once wrong or a traceback."""
+
+import math
+import operator
+import random
 
 import pytest
 
 from anyformer import rasp
-from anyformer.errors import AnyformerError
-from anyformer.rasp import EQ, LEQ, Reals, aggregate, indices, interpret, maximum, select, selector_width, tokens, where
+from anyformer.errors import AnyformerError, OutsideClass
+from anyformer.rasp import (
+    EQ,
+    LEQ,
+    OPERATIONS,
+    Reals,
+    aggregate,
+    apply,
+    indices,
+    interpret,
+    maximum,
+    select,
+    selector_width,
+    tokens,
+    where,
+)
+from anyformer.rasp import library as L
 from anyformer.rasp.encoding import Layer
 from anyformer.rasp.sequences import full
 from anyformer.rasp.simulator import AttentionSimulator
@@ -102,3 +121,84 @@ def test_a_length_beyond_the_memory_is_refused_at_once():
 )
 def test_a_function_cannot_tell_equal_values_apart(program: rasp.Sequence, given: list[int]) -> None:
     assert rasp.compile(program, (1, 2, 3), 4)(given) == rasp.interpret(program, given)
+
+
+@pytest.mark.parametrize("name", list(OPERATIONS))
+def test_a_function_is_no_operation_for_its_name(name: str) -> None:
+    """As an operation, as a predicate (true but where the key is the query and 1), and on real numbers, where it has no rule."""
+
+    def own(*values: float) -> float:
+        return 10 * (values[0] - sum(values[1:]) - 1)
+
+    own.__name__ = name
+    for arguments in ((tokens,), (tokens, indices), (tokens, indices, tokens)):
+        columns = [[3, 4] if a is tokens else [0, 1] for a in arguments]
+        assert interpret(apply(own, *arguments), [3, 4]) == [own(*values) for values in zip(*columns, strict=True)]
+    width = selector_width(select(tokens, tokens, own))
+    assert interpret(width, [3, 4]) == [1, 2]
+    both = apply(own, tokens, indices) + width
+    assert rasp.compile(both, (3, 4), 2, check=False)([3, 4]) == [21, 22]
+    with pytest.raises(OutsideClass, match=f"your function {name} is not an operation of real numbers"):
+        rasp.compile(apply(own, tokens), Reals(0, 1), 2)
+
+
+@pytest.mark.parametrize(
+    "function, low, given, wanted",
+    [
+        (abs, -2, -1.5, 1.5),
+        (math.exp, -2, 0, 1),
+        (math.floor, -2, -0.5, -1),
+        (math.ceil, -2, -0.5, 0),
+        (float, -2, 0.25, 0.25),
+        (operator.neg, -2, 0.25, -0.25),
+    ],
+)
+def test_pythons_own_functions_have_their_rules(function, low, given, wanted):
+    assert rasp.compile(tokens.map(function), Reals(low, 1), 2)([given]) == pytest.approx([wanted])
+
+
+def test_pythons_round_goes_to_the_even_side_and_has_no_rule():
+    assert rasp.compile(tokens.map(round), (0.5, 1.5), 2)([0.5, 1.5]) == interpret(tokens.map(round), [0.5, 1.5]) == [0, 2]
+    with pytest.raises(OutsideClass, match="your function round is not an operation"):
+        rasp.compile(tokens.map(round), Reals(0, 1), 2)
+
+
+def test_an_operation_of_real_numbers_takes_so_many():
+    with pytest.raises(OutsideClass, match="max of real numbers takes 2 values, got 3"):
+        rasp.compile(apply(max, tokens, tokens, indices), Reals(0, 1), 2)
+
+
+@pytest.mark.parametrize("mode", ["analytic", "standard"])
+@pytest.mark.parametrize("name", ["floor", "ceil", "round"])
+def test_halves_are_rounded_alike_on_either_side_of_zero(name: str, mode) -> None:
+    """Sums of two of 150 halves: too many for a table, so that a staircase over their range rounds them."""
+    halves = [k / 2 for k in range(-75, 75)]
+    program = apply(name, tokens + aggregate(select(indices, 0, EQ), tokens))
+    net = rasp.compile(program, halves, 2, mode=mode, check=False)
+    inputs = [[-37.5, 37], [37, 37], [-37.5, -37.5]] + [[0.5, k / 2] for k in range(-8, 8)] + [[0, k / 2] for k in range(-8, 8)]
+    assert net.batch(inputs) == [interpret(program, given) for given in inputs]
+
+
+def test_round_is_exact_just_below_a_half_and_beyond_fractions():
+    assert interpret(apply("round", tokens), [0.5 - 2**-54, -0.5 + 2**-54, 2.0**52 + 1, -(2.0**52) - 1]) == [
+        0,
+        0,
+        2**52 + 1,
+        -(2**52) - 1,
+    ]
+    assert rasp.compile(apply("round", tokens), Reals(0, 1), 2)([0.5 - 2**-54, 0.5]) == [0, 1]
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4])
+def test_sorting_alters_no_number(size: int) -> None:
+    draw = random.Random(size)
+    for n in (1, 2, 5, 8):
+        given = [draw.uniform(-9, 9) for _ in range(n)]
+        wanted = [x for i in range(0, n, size) for x in sorted(given[i : i + size], reverse=True)]
+        assert interpret(L.group_sort(size), given) == wanted
+        if size == 2:
+            assert interpret(L.maxmin(), given) == wanted
+
+
+def test_a_round_of_group_sort_is_one_layer():
+    assert [rasp.compile(L.group_sort(size), Reals(-9, 9), 8, check=False).layers for size in (1, 2, 3, 4)] == [0, 1, 3, 4]

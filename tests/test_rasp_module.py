@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -13,14 +14,20 @@ from anyformer import rasp
 from anyformer.errors import AnyformerError
 from anyformer.network import Network
 from anyformer.rasp.compiled import edge_inputs
+from anyformer.rasp.module import RaspModule
 
 NAMES = list(EXAMPLES)
+
+
+@cache
+def module_of(name: str) -> RaspModule:
+    return rasp.to_module(compiled(name))
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_module_equals_the_network(name: str) -> None:
     program = compiled(name)
-    module = rasp.to_module(program)
+    module = module_of(name)
     tolerance = 1e-10 if program.network.embedding.dtype == torch.float64 else 1e-5
     for tokens in (*inputs(name), *edge_inputs(program, 6)):
         torch.testing.assert_close(module(program.encode([tokens])), program.run([tokens]), rtol=tolerance, atol=tolerance)
@@ -28,7 +35,7 @@ def test_module_equals_the_network(name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_module_means_what_the_program_means(name: str) -> None:
-    program, module = compiled(name), rasp.to_module(compiled(name))
+    program, module = compiled(name), module_of(name)
     for tokens in inputs(name):
         assert program.decode(module(program.encode([tokens]))[0]) == pytest.approx(
             rasp.interpret(EXAMPLES[name][0], tokens), abs=program.error + 1e-9
@@ -37,7 +44,7 @@ def test_module_means_what_the_program_means(name: str) -> None:
 
 def test_weights_have_their_usual_names_and_shapes() -> None:
     program = compiled("reverse")
-    module = rasp.to_module(program)
+    module = module_of("reverse")
     state = module.state_dict()
     d = program.width - 1
     assert state["embed.W_E"].shape == (4, d) and state["pos_embed.W_pos"].shape == (MAX_LENGTH, d)
@@ -60,7 +67,7 @@ def test_state_dict_carries_the_program() -> None:
 
 
 def test_module_refuses_other_inputs(as_shipped: None) -> None:
-    module = rasp.to_module(compiled("reverse"))
+    module = module_of("reverse")
     with pytest.raises(AnyformerError, match=r"shape \(batch, 1\.\.6\) expected, got \(1, 7\)"):
         module(torch.zeros(1, 7, dtype=torch.int64))
     with pytest.raises(AnyformerError, match=r"token ids expected, got torch\.float32"):

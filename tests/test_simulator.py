@@ -18,13 +18,13 @@ from anyformer.rasp.linear_algebra import (
     Matrix,
     cofactors,
     determinant,
-    group_sort,
     inverse,
     layer_norm,
     product,
     product_of_columns_and_rows,
     relu,
     softmax_rows,
+    sort_pairs,
     transpose,
 )
 from anyformer.rasp.simulator import AttentionSimulator
@@ -34,7 +34,7 @@ T = rasp.tokens
 
 def both(sequence, numbers, count, low=-60.0, high=60.0, **options):
     """The first ``count`` outputs of the network, after the interpreter is seen to agree."""
-    compiled = rasp.compile(sequence, Reals(low, high), len(numbers), **options)
+    compiled = rasp.compile(sequence, Reals(low, high), len(numbers), check=False, **options)
     numbers = [float(x) for x in numbers]
     found, meant = np.array(compiled(numbers)), np.array(interpret(sequence, numbers))
     np.testing.assert_allclose(found, meant, rtol=1e-10, atol=1e-10 + compiled.error)
@@ -70,7 +70,7 @@ def test_a_singular_matrix_has_the_inverse_zero():
 
 def test_group_sort_of_any_length():
     numbers = [14, 18, 3, 12, 6, 20, 7, 17, 13, 9]
-    found, compiled = both(group_sort(T), numbers, 10)
+    found, compiled = both(sort_pairs(T), numbers, 10)
     assert found.tolist() == [18, 14, 12, 3, 20, 6, 17, 7, 13, 9]
     assert (compiled.layers, compiled.heads) == (1, (1,))
     for n in (1, 2, 3, 7):
@@ -78,7 +78,7 @@ def test_group_sort_of_any_length():
         assert compiled([float(x) for x in numbers[:n]]) == wanted
 
 
-@pytest.mark.parametrize("shape", [(1, 1, 1), (1, 3, 2), (2, 1, 4), (3, 4, 5), (5, 2, 3)])
+@pytest.mark.parametrize("shape", [(1, 1, 1), (1, 3, 2), (2, 1, 4), (3, 2, 4)])
 @pytest.mark.parametrize("multiply", [product, product_of_columns_and_rows])
 def test_products_of_any_shape(shape, multiply):
     r, k, c = shape
@@ -121,12 +121,12 @@ def test_softmax_of_logits_of_a_thousand():
 
 
 def test_softmax_of_rows_in_standard_mode_keeps_its_bound():
-    x = np.random.default_rng(0).normal(size=(2, 3))
-    program = softmax_rows(Matrix(T, 2, 3)).values
-    compiled = rasp.compile(program, Reals(-4, 4), 6, mode="standard", tolerance=1e-5)
+    x = np.random.default_rng(0).uniform(-1, 1, size=(2, 2))
+    program = softmax_rows(Matrix(T, 2, 2)).values
+    compiled = rasp.compile(program, Reals(-1, 1), 4, mode="standard", tolerance=1e-4, check=False)
     error = np.abs(np.array(compiled(list(x.flat))) - rows_softmax(x).ravel()).max()
     assert 0 < error <= compiled.error < 0.05
-    finer = rasp.compile(program, Reals(-4, 4), 6, mode="standard", tolerance=1e-7)
+    finer = rasp.compile(program, Reals(-1, 1), 4, mode="standard", tolerance=1e-6, check=False)
     assert finer.error < compiled.error / 50
 
 
@@ -159,14 +159,14 @@ def draw(layer, seed=0, scale=0.6):
 LAYERS = [
     Layer(1, 1, 1),
     Layer(3, 3, 3),
-    Layer(5, 4, 3, 2),
-    Layer(7, 3, 2),  # n > 2d: spare tokens
-    Layer(2, 5, 6, scaled=True),
-    Layer(4, 3, 2, 2, causal=True, scaled=True),
-    Layer(3, 2, 2, 1, 4, "separate"),
-    Layer(3, 4, 2, 2, 3, "separate", biases=True, output=True, causal=True),
-    Layer(3, 3, 3, residual=True, feed_forward=4),
-    Layer(3, 4, 2, 2, 2, "separate", output=True, residual=True),
+    Layer(3, 2, 1, 2),
+    Layer(5, 2, 1),  # n > 2d: spare tokens
+    Layer(2, 3, 4, scaled=True),
+    Layer(3, 2, 1, 2, causal=True, scaled=True),
+    Layer(2, 2, 2, 1, 3, "separate"),
+    Layer(2, 3, 2, 2, 1, "separate", biases=True, output=True, causal=True),
+    Layer(2, 2, 2, residual=True, feed_forward=3),
+    Layer(2, 3, 2, 2, 1, "separate", output=True, residual=True),
 ]
 
 
@@ -185,17 +185,17 @@ def test_simulates_torch_attention(layer, version):
 
 
 def test_depth_does_not_grow_with_n():
-    sizes = [AttentionSimulator.for_layer(Layer(n, 2, 2), "compact").compiled for n in (2, 4, 8)]
+    sizes = [AttentionSimulator.for_layer(Layer(n, 2, 1), "compact").compiled for n in (2, 3, 6)]
     assert {c.layers for c in sizes} == {4}
     assert len({c.heads for c in sizes[1:]}) == 1
 
 
 def test_heads_of_the_papers_version():
-    """H(r + c) and H r c heads in the products, one softmax head a row and simulated head."""
-    layer = Layer(4, 3, 3, 2)
-    compiled = AttentionSimulator.for_layer(layer, "paper").compiled
-    n, d, v, heads = 4, 3, 3, 2
-    assert sum(compiled.heads) <= heads * ((n + d) + n * d + (n + n) + n * n + (n + v) + n * v + (n + v) + n * v + 2 * n) + 1
+    """Columns of X, A and V, and X^T; entries of X A (X V shares its heads) beside columns of X^T; columns of X A and of X V; entries of the
+    scores; the maximum of every row of each head, means of rows; columns of the softmax; entries of the output."""
+    n, d, v, heads = 4, 3, 2, 2
+    compiled = AttentionSimulator.for_layer(Layer(n, d, v, heads), "paper").compiled
+    assert compiled.heads == (n + heads * (d + v) + 1, n * d + n, n + v, n * n, heads * (n + 1), n + 1, n, n * v)
 
 
 @pytest.mark.parametrize("version", ["compact", "soft", "paper"])
@@ -219,7 +219,7 @@ def test_a_logit_beyond_its_bound_is_an_error_not_an_answer():
 
 @pytest.mark.parametrize("version", ["compact", "soft", "paper"])
 def test_a_smaller_layer_runs_on_a_larger_simulator(version):
-    large, small = Layer(5, 4, 3, 2, padding=True), Layer(3, 2, 2, 2)
+    large, small = Layer(4, 3, 3, 2, padding=True), Layer(3, 2, 2, 2)
     matrices = draw(small)
     found = AttentionSimulator.for_layer(large, version)(matrices)
     torch.testing.assert_close(found[:3, :2], reference(small, matrices), rtol=1e-10, atol=1e-10)
@@ -230,11 +230,11 @@ def test_a_smaller_layer_runs_on_a_larger_simulator(version):
 @pytest.mark.parametrize("causal", [False, True])
 def test_simulates_multi_head_attention(version, causal):
     torch.manual_seed(0)
-    module = nn.MultiheadAttention(6, 2, batch_first=True, dtype=torch.float64)
+    module = nn.MultiheadAttention(4, 2, batch_first=True, dtype=torch.float64)
     nn.init.normal_(module.in_proj_bias)
-    x = torch.randn(4, 6, dtype=torch.float64)
+    x = torch.randn(3, 4, dtype=torch.float64)
     layer, matrices = described(module, x, causal=causal)
-    mask = nn.Transformer.generate_square_subsequent_mask(4, dtype=torch.float64) if causal else None
+    mask = nn.Transformer.generate_square_subsequent_mask(3, dtype=torch.float64) if causal else None
     wanted = module(x[None], x[None], x[None], attn_mask=mask)[0][0]
     torch.testing.assert_close(AttentionSimulator.for_layer(layer, version)(matrices), wanted.detach(), rtol=1e-10, atol=1e-10)
 
@@ -242,11 +242,11 @@ def test_simulates_multi_head_attention(version, causal):
 @pytest.mark.parametrize("norm", ["pre", "post"])
 def test_simulates_a_whole_encoder_layer(norm):
     torch.manual_seed(1)
-    module = nn.TransformerEncoderLayer(4, 2, 5, 0.0, batch_first=True, norm_first=norm == "pre", dtype=torch.float64).eval()
+    module = nn.TransformerEncoderLayer(4, 2, 3, 0.0, batch_first=True, norm_first=norm == "pre", dtype=torch.float64).eval()
     for part in (module.norm1, module.norm2):
         nn.init.normal_(part.weight)
         nn.init.normal_(part.bias)
-    x = torch.randn(3, 4, dtype=torch.float64)
+    x = torch.randn(2, 4, dtype=torch.float64)
     layer, matrices = described(module, x)
     found = AttentionSimulator.for_layer(layer)(matrices)
     with torch.no_grad():
@@ -260,7 +260,7 @@ def test_float32_and_standard_mode():
     torch.testing.assert_close(
         AttentionSimulator.for_layer(layer, dtype="float32")(matrices).float(), wanted.float(), rtol=1.3e-6, atol=1e-5
     )
-    standard = AttentionSimulator.for_layer(layer, mode="standard", tolerance=1e-6, bound=3.0, logits=6.0)
+    standard = AttentionSimulator.for_layer(layer, mode="standard", tolerance=1e-4, bound=3.0, logits=6.0)
     error = float((standard(matrices) - wanted).abs().max())
     assert 0 < error <= standard.compiled.error
 
@@ -303,14 +303,14 @@ def test_bad_input(make, message):
 
 MACHINES = [
     (dict(heads=1, layers=1, head_dim=2, features=2), {}),
-    (dict(heads=2, layers=2, head_dim=2, features=3, causal=True), {}),
-    (dict(heads=2, layers=2, head_dim=2, features=3, residual=True, positions="learned", max_length=4), {}),
+    (dict(heads=2, layers=2, head_dim=1, features=2, causal=True), {}),
+    (dict(heads=2, layers=1, head_dim=2, features=3, residual=True, positions="learned", max_length=4), {}),
     (dict(heads=1, layers=3, head_dim=3, features=2, residual=True, causal=True), {}),
 ]
 
 
-def target_of(config):
-    torch.manual_seed(3)
+def target_of(config, seed=3):
+    torch.manual_seed(seed)
     return af.Transformer(af.TransformerConfig(vocab=4, **config)).double()
 
 
@@ -325,7 +325,11 @@ def test_a_chain_of_simulators_is_a_machine(config, options):
     mask = torch.tensor([[True, True, True, False], [True] * 4])
     torch.testing.assert_close(machine(tokens, program, mask=mask)[mask], target(tokens, mask=mask)[mask], rtol=1e-10, atol=1e-10)
     torch.testing.assert_close(machine(tokens[:, :2], program), target(tokens[:, :2]), rtol=1e-10, atol=1e-10)
-    torch.testing.assert_close(machine.literal()(tokens, program), target(tokens), rtol=1e-10, atol=1e-10)
+    dense: list[torch.Tensor] = []
+    found = machine.literal()(tokens, program, mask=mask, patterns=dense)
+    torch.testing.assert_close(found[mask], target(tokens, mask=mask)[mask], rtol=1e-10, atol=1e-10)
+    for ours, wanted in zip(dense, target.with_patterns(tokens, mask=mask)[1], strict=True):
+        torch.testing.assert_close(ours.transpose(1, 2)[mask], wanted.transpose(1, 2)[mask], rtol=1e-10, atol=1e-10)
     assert machine.compiled.layers == 4 * config["layers"] + 1
     cost, network = machine.cost(4), machine.compiled.network
     assert network.embedding.shape[1] <= cost.width <= 3 * network.embedding.shape[1]
@@ -342,11 +346,12 @@ def test_programs_of_the_sequence_simulator_are_programs(tmp_path):
     loaded = af.load(tmp_path / "p")
     tokens = torch.randint(4, (2, 3))
     assert torch.equal(loaded.machine()(tokens, loaded), machine(tokens, program))
-    other = af.compile(target_of(MACHINES[1][0] | {"head_dim": 2}), machine)
+    other = af.compile(target_of(MACHINES[1][0], seed=4), machine)
     bank = af.ProgramBank(machine, {"a": program, "b": other})
-    assert torch.allclose(bank(tokens, programs=["a", "b"])[0], machine(tokens[:1], program)[0], atol=1e-12)
+    for row, one in enumerate((program, other)):
+        assert torch.allclose(bank(tokens, programs=["a", "b"])[row], machine(tokens, one)[row], atol=1e-12)
     assert str(machine.coordinate(0)) == "X[1, 1] of the root path"
-    assert str(machine.coordinate(9)) == "A0 of layer 1[1, 1] of the root path"
+    assert str(machine.coordinate(6)) == "A0 of layer 1[1, 1] of the root path"
     assert [b.what for b in machine.blocks()][-2:] == ["U", "valid"]
 
 

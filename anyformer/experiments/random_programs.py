@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from anyformer.experiments.report import Report, require_writable, write
-from anyformer.rasp.generating import Report as Compared
-from anyformer.rasp.generating import check_random_programs
+from anyformer.rasp.comparing import Report as Compared
+from anyformer.rasp.comparing import check_random_programs
 
 BARS = {"categorical": 0.05, "real-valued": 0.20}
 """The largest share of refused programs."""

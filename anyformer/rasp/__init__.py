@@ -39,4 +39,4 @@ from anyformer.rasp.sequences import selector_width as selector_width
 from anyformer.rasp.sequences import soft_aggregate as soft_aggregate
 from anyformer.rasp.sequences import tokens as tokens
 from anyformer.rasp.sequences import where as where
-from anyformer.rasp.values import Reals as Reals
+from anyformer.rasp.sets import Reals as Reals

@@ -1,4 +1,4 @@
-"""Pass 5: a plan becomes a :class:`~anyformer.network.Network`.
+"""A plan becomes a :class:`~anyformer.network.Network`.
 
 Coordinates get places in the stream; a place whose number is read no more is erased by one unit and used again. Layer l is an attention
 stage (residual + heads, banks by mask and kernel) and a feed-forward stage (residual + banks of units by function).
@@ -7,7 +7,6 @@ stage (residual + heads, banks by mask and kernel) and a feed-forward stage (res
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,7 +14,7 @@ from torch import Tensor
 from anyformer.maps import ConstantMap, IdentityMap, LowRankMap
 from anyformer.network import Branch, Network, Stage
 from anyformer.operators import Attention, AverageHard, Bidirectional, Causal, Gate, Identity, Mask, Offsets, Softmax
-from anyformer.rasp.plan import Form, Head, Plan, Unit, number
+from anyformer.rasp.plan import Form, Head, Intervals, Plan, Unit, number
 
 BANK = 8
 """The largest number of heads whose (n, n) patterns are held at once."""
@@ -139,7 +138,7 @@ def _residual(width: int) -> Branch:
     return Branch(Identity(), None, IdentityMap(width))
 
 
-def mask_of(offsets: Any, causal: bool) -> Mask:
+def mask_of(offsets: Intervals | None, causal: bool) -> Mask:
     """The mask rule of a score."""
     if causal:
         kept = tuple(

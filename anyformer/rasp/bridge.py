@@ -17,6 +17,7 @@ That model is a standard one: softmax heads without a sink, one mask for all hea
 Programs must be compiled with ``attention="softmax"`` and ``mode="standard"``; everything that has no place there is named.
 """
 
+from collections.abc import Iterator
 from collections.abc import Sequence as List
 from dataclasses import dataclass
 from typing import Any
@@ -28,7 +29,7 @@ from torch import Tensor
 from anyformer.errors import AnyformerError, OutsideClass
 from anyformer.rasp.compiled import CompiledProgram, Outputs
 from anyformer.rasp.module import RaspAttention, RaspMLP, RaspModule, to_module
-from anyformer.rasp.values import Reals
+from anyformer.rasp.sets import Reals
 
 ALONE, NEVER = 40.0, -1e6
 """The scores of BOS with itself, and of keys that a query may not see."""
@@ -99,7 +100,7 @@ def to_transformer_bridge(compiled: CompiledProgram) -> BridgeExport:
     return BridgeExport(config, {name: t.detach().clone() for name, t in state.items()}, compiled.vocab, compiled.outputs)
 
 
-def _problems(compiled: CompiledProgram, module: RaspModule):
+def _problems(compiled: CompiledProgram, module: RaspModule) -> Iterator[str]:
     if isinstance(compiled.vocab, Reals):
         yield "real tokens are no rows of an embedding"
     hard = any(block.attn is not None and bool(block.attn.hard.any()) for block in module.blocks)
@@ -119,7 +120,7 @@ def _forms(mlp: RaspMLP, j: int) -> tuple[Tensor, Tensor]:
     return gate, value
 
 
-def _units(mlp: RaspMLP):
+def _units(mlp: RaspMLP) -> Iterator[tuple[str, Tensor, Tensor, Tensor]]:
     """(function, gate, value, row) of each unit; a constant is moved from the gate of a product into its value."""
     names = [name for name, count in mlp.functions for _ in range(count)]
     for j, name in enumerate(names):

@@ -15,14 +15,19 @@ from torch import Tensor
 
 from anyformer.errors import AnyformerError
 from anyformer.network import Network
-from anyformer.operators import Attention, Context, Gate
+from anyformer.operators import Context
 from anyformer.rasp.interpreter import interpret
+from anyformer.rasp.layers import layers
 from anyformer.rasp.plan import FAULT
 from anyformer.rasp.sequences import Sequence
-from anyformer.rasp.values import Reals
+from anyformer.rasp.sets import Reals
 
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-3}
 """Relative difference of numbers from the interpreter's at which the check after compilation fails (beside a stated error)."""
+
+NEAR, SAME = 1e-3, 1e-12
+"""Relative distances: of an output from the code that it means at most NEAR (and a quarter of the distance to another code); codes within
+SAME are two floats for one number."""
 
 
 @dataclass(frozen=True)
@@ -40,9 +45,9 @@ class Outputs:
         for number in numbers:
             nearest = min(range(len(self.codes)), key=lambda i: abs(self.codes[i] - number))
             away = abs(self.codes[nearest] - number)
-            same = 1e-12 * max(1.0, abs(number))  # two floats for one number
+            same = SAME * max(1.0, abs(number))
             apart = min((d for c in self.codes if (d := abs(c - self.codes[nearest])) > same), default=1.0)
-            if not away <= min(1e-3 * max(1.0, abs(number)), 0.25 * apart):
+            if not away <= min(NEAR * max(1.0, abs(number)), 0.25 * apart):
                 raise AnyformerError(
                     f"the network's output {number:.6g} is the code of no value; the nearest is {self.values[nearest]!r}"
                 )
@@ -172,23 +177,12 @@ class CompiledProgram:
     @property
     def heads(self) -> tuple[int, ...]:
         """Heads of each layer (0: a feed-forward part alone)."""
-        return tuple(h for h, _ in self._per_layer())
+        return tuple(layer.heads for layer in layers(self.network))
 
     @property
     def units(self) -> tuple[int, ...]:
         """Hidden units of each layer."""
-        return tuple(u for _, u in self._per_layer())
-
-    def _per_layer(self) -> list[tuple[int, int]]:
-        layers: list[list[int]] = []
-        for stage in self.network.stages:
-            heads = sum(b.operator.count for b in stage.branches if isinstance(b.operator, Attention))
-            units = sum(b.operator.count for b in stage.branches if isinstance(b.operator, Gate))
-            if heads or not layers or layers[-1][1]:
-                layers.append([heads, units])
-            else:
-                layers[-1][1] = units
-        return [(h, u) for h, u in layers]
+        return tuple(layer.units for layer in layers(self.network))
 
     @property
     def width(self) -> int:

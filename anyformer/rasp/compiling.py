@@ -1,9 +1,10 @@
 """RASP to weights: ``compile(program, vocab, max_length)``.
 
     graph        equal parts are one node                                   :mod:`anyformer.rasp.graph`
-    values       which values every node can have                           :mod:`anyformer.rasp.values`
-    realisation  nodes become linear forms, selectors scores: a plan        :mod:`anyformer.rasp.realising`
-    assembly     the plan becomes a network                                 :mod:`anyformer.rasp.assembling`
+    values       which values every node can have                           :mod:`anyformer.rasp.inference`
+    plan         nodes become linear forms, selectors scores                :mod:`anyformer.rasp.realising`
+    merged       coordinates that are only read together are one            :mod:`anyformer.rasp.merging`
+    network      coordinates get places, heads and units their layers       :mod:`anyformer.rasp.assembling`
     check        the network against the interpreter, on inputs at the edges and at random
 
 What cannot be built is refused with all reasons at once, each naming its expression; what is built is checked.
@@ -11,30 +12,30 @@ What cannot be built is refused with all reasons at once, each naming its expres
 
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, Literal
 
-import numpy as np
-import torch
-
-from anyformer.errors import AnyformerError, OutsideClass, require_choice, require_number, require_size
-from anyformer.memory import require_memory
+from anyformer.errors import AnyformerError
 from anyformer.rasp.assembling import assemble, prune
 from anyformer.rasp.compiled import CompiledProgram, Outputs, check_against_interpreter
 from anyformer.rasp.graph import Graph
+from anyformer.rasp.inference import JOINT, infer
 from anyformer.rasp.merging import merge
+from anyformer.rasp.options import Options
 from anyformer.rasp.plan import Form, Plan, number
 from anyformer.rasp.realising import Realisation
-from anyformer.rasp.sequences import LIFTED, Sequence, printed, restricted
-from anyformer.rasp.tabulating import CannotCompile
-from anyformer.rasp.values import JOINT, Finite, Inference, Reals, finite
+from anyformer.rasp.refusals import CannotCompile, NotCompiled, Refusal
+from anyformer.rasp.sequences import Sequence, printed, restricted
+from anyformer.rasp.sets import Finite, Reals
 
-DTYPES = {"float64": (np.float64, torch.float64), "float32": (np.float32, torch.float32)}
 SMALLER = 2**8
-"""The number of combinations of sources in one table, where :data:`~anyformer.rasp.values.JOINT` cannot be."""
+"""The number of combinations of sources in one table, where :data:`~anyformer.rasp.inference.JOINT` cannot be."""
 
-CAUSAL = ("no", "strict", "dialect")
+TOO_MANY = {Refusal.EXPLODES, Refusal.COMBINATIONS}
+"""Reasons that another way to count, or smaller tables, may do away with."""
+
 DEEPEST = 50_000
 """The most nested Python calls of one compilation."""
 
@@ -62,133 +63,99 @@ def compile(
     began = time.perf_counter()
     if not isinstance(program, Sequence):
         raise AnyformerError(f"compile needs a sequence, got a {type(program).__name__}; aggregate a selector first")
-    require_size("compile", "max_length", max_length)
-    require_memory(64 * max_length, f"the positions of {max_length:,} tokens")
-    require_choice("compile", "mode", mode, ("analytic", "standard"))
-    require_choice("compile", "causal", causal, CAUSAL)
-    require_choice("compile", "attention", attention, ("hard", "softmax"))
-    require_choice("compile", "dtype", dtype, tuple(DTYPES))
-    require_number("compile", "tolerance", tolerance)
-    if tolerance <= 0:
-        raise AnyformerError(f"compile: tolerance must be positive, got {tolerance!r}")
-    words = vocab if isinstance(vocab, Reals) else _words(vocab)
-    wanted = restricted(program) if causal == "dialect" else program
-    numbers, kind = DTYPES[dtype]
-    scale = 2 * (float(np.log(max_length + 1)) + 28.0) if attention == "softmax" else None
-    realisation, output = _first_way(wanted, program, words, max_length, mode, numbers, tolerance, scale)
-    plan, graph, inference = realisation.plan, realisation.graph, realisation.inference
-    root = graph.roots[0]
-    forms = [output] if realisation.fault == number(0.0) else [output, realisation.fault]
-    prune(plan, forms)
-    forms = merge(plan, forms)
-    if causal == "strict":
-        _require_causal(plan, program)
-    network, stream = assemble(
-        plan,
-        forms,
-        vocab=1 if isinstance(words, Reals) else len(words),
-        max_length=max_length,
-        dtype=kind,
-        causal=causal != "no",
-        softmax=scale,
-    )
-    found = inference.of(root)
-    outputs = Outputs(found.values, tuple(found.codes().tolist())) if isinstance(found, Finite) else Outputs()
-    place = None if plan.token_input is None else stream.place.get(plan.token_input)
-    compiled = CompiledProgram(
-        network=network,
-        vocab=words,
-        max_length=max_length,
-        outputs=outputs,
-        text=printed(program),
-        token_place=place,
-        names=stream.names,
-        written=stream.written,
-        mode=mode,
-        error=realisation.error(root),
-        causal=causal != "no",
-        notes=tuple(dict.fromkeys(realisation.notes)),
-        seconds=time.perf_counter() - began,
-    )
+    options = Options.of(vocab, max_length, mode=mode, tolerance=tolerance, causal=causal, attention=attention, dtype=dtype)
+    meant = restricted(program) if options.causal == "dialect" else program
+    text = printed(program)
+    realisation = _planned(meant, text, options)
+    plan, outputs = realisation.plan, [realisation.form(realisation.graph.roots[0])]
+    if realisation.fault != number(0.0):
+        outputs.append(realisation.fault)
+    prune(plan, outputs)
+    outputs = merge(plan, outputs)
+    if options.causal == "strict":
+        _require_causal(plan, text)
+    compiled = replace(_network(realisation, outputs, text, options), seconds=time.perf_counter() - began)
     if check:
-        check_against_interpreter(compiled, wanted)
+        check_against_interpreter(compiled, meant)
     return compiled
 
 
-def _words(vocab: Iterable[Any]) -> tuple[Any, ...]:
-    words = tuple(vocab)
-    if not words:
-        raise AnyformerError("compile: the vocabulary is empty; give the tokens, or Reals(low, high)")
-    for word in words:
-        if not isinstance(word, LIFTED) or (isinstance(word, float) and word - word != 0):
-            raise AnyformerError(f"compile: a token must be a finite number, a Boolean or a string, got {word!r}")
-    if len(set(words)) < len(words):
-        raise AnyformerError(f"compile: the vocabulary holds a token twice: {sorted(map(repr, words))}")
-    return finite(words).values
-
-
-def _first_way(
-    wanted: Sequence,
-    program: Sequence,
-    vocab: Any,
-    max_length: int,
-    mode: Any,
-    numbers: Any,
-    tolerance: float,
-    softmax: float | None,
-) -> tuple[Realisation, Form]:
-    """Where a table explodes or float cannot tell its combinations apart: another way to count, then smaller tables one after the other."""
-    reasons: list[OutsideClass] = []
-    graphs = [Graph.of(wanted)]
-    graphs += [split for split in [Graph.of(wanted, split_widths=True)] if split.nodes != graphs[0].nodes]
+def _planned(program: Sequence, text: str, options: Options) -> Realisation:
+    """The plan. Where a table explodes or float cannot tell its combinations apart: another way to count, then smaller tables."""
+    first: NotCompiled | None = None
+    graphs = [Graph.of(program)]
+    graphs += [split for split in [Graph.of(program, split_widths=True)] if split.nodes != graphs[0].nodes]
     for joint in (JOINT, SMALLER):
         for graph in graphs:
             try:
-                return _realised(graph, program, vocab, max_length, mode, numbers, tolerance, softmax, joint)
-            except OutsideClass as reason:
-                reasons.append(reason)
-                if "explodes" not in str(reason) and "to tell apart" not in str(reason):
-                    raise reasons[0] from None
-    raise reasons[0]
+                return _realised(graph, text, options, joint)
+            except NotCompiled as refused:
+                first = first or refused
+                if TOO_MANY.isdisjoint(refused.kinds):
+                    raise first from None
+    assert first is not None
+    raise first
 
 
-def _realised(
-    graph: Graph,
-    program: Sequence,
-    vocab: Any,
-    max_length: int,
-    mode: Any,
-    numbers: Any,
-    tolerance: int | float,
-    softmax: float | None,
-    joint: int,
-) -> tuple[Realisation, Form]:
-    """The plan and the form of the output; every part that cannot be built is asked for, so that all reasons are known at once."""
-    inference = Inference(graph, vocab, max_length, joint)
-    if inference.problems:
-        raise OutsideClass(f"{printed(program)} cannot be compiled", inference.problems)
-    realisation = Realisation(graph, inference, mode=mode, dtype=numbers, tolerance=tolerance, softmax=softmax)
+def _realised(graph: Graph, text: str, options: Options, joint: int) -> Realisation:
+    """The plan of a graph; every part that cannot be built is asked for, so that all reasons are known at once."""
+    known = infer(graph, options.vocab, options.max_length, joint)
+    if known.problems:
+        raise NotCompiled(f"{text} cannot be compiled", known.problems)
+    realisation = Realisation(known, options)
+    parts, root = range(len(graph.nodes)), graph.roots[0]
     try:
         with _deep(len(graph.nodes)):
-            output = realisation.form(graph.roots[0])
-            realisation.watch(graph.roots[0])
-            for k in range(len(graph.nodes)):  # a part that may fail fails the run, whether or not its value is used
+            realisation.form(root)
+            realisation.watch(root)
+            for k in parts:  # a part that may fail fails the run, whether or not its value is used
                 realisation.watch_aggregate(k)
-        return realisation, output
+        return realisation
     except CannotCompile as first:
-        reasons = {str(first)}
-    for r in range(len(graph.relations)):
-        try:
-            realisation.selectors.score(r)
-        except CannotCompile as reason:
-            reasons.add(str(reason))
-    for k in range(len(graph.nodes)):
-        try:
-            realisation.form(k)
-        except CannotCompile as reason:
-            reasons.add(str(reason))
-    inner = {reason for reason in reasons if any(reason != other and other in reason for other in reasons)}
-    raise OutsideClass(f"{printed(program)} cannot be compiled", sorted(reasons - inner))
+        refusals = {first.text: first}
+    wanted = [(realisation.selectors.score, r) for r in range(len(graph.relations))] + [(realisation.form, k) for k in parts]
+    for ask, part in wanted:
+        refusals |= _refused(ask, part)
+    outer = [reason for reason in sorted(refusals) if not any(reason != other and reason in other for other in refusals)]
+    raise NotCompiled(f"{text} cannot be compiled", [refusals[reason] for reason in outer])
+
+
+def _refused(ask: Callable[[int], object], part: int) -> dict[str, CannotCompile]:
+    try:
+        ask(part)
+    except CannotCompile as reason:
+        return {reason.text: reason}
+    return {}
+
+
+def _network(realisation: Realisation, outputs: list[Form], text: str, options: Options) -> CompiledProgram:
+    """The plan as a network, and what its outputs mean."""
+    plan, root = realisation.plan, realisation.graph.roots[0]
+    causal = options.causal != "no"
+    network, stream = assemble(
+        plan,
+        outputs,
+        vocab=options.tokens,
+        max_length=options.max_length,
+        dtype=options.dtype,
+        causal=causal,
+        softmax=options.softmax,
+    )
+    found = realisation.known.of(root)
+    return CompiledProgram(
+        network=network,
+        vocab=options.vocab,
+        max_length=options.max_length,
+        outputs=Outputs(found.values, tuple(found.codes().tolist())) if isinstance(found, Finite) else Outputs(),
+        text=text,
+        token_place=None if plan.token_input is None else stream.place.get(plan.token_input),
+        names=stream.names,
+        written=stream.written,
+        mode=options.mode,
+        error=realisation.error(root),
+        causal=causal,
+        notes=tuple(dict.fromkeys(realisation.notes)),
+    )
 
 
 @contextmanager
@@ -206,12 +173,12 @@ def _deep(nodes: int) -> Iterator[None]:
         sys.setrecursionlimit(before)
 
 
-def _require_causal(plan: Plan, program: Sequence) -> None:
+def _require_causal(plan: Plan, text: str) -> None:
     ahead = sorted(
         {h.name for h in plan.heads if h.score.offsets is None or any(high is None or high > 0 for _, high in h.score.offsets)}
     )
     if ahead:
-        raise OutsideClass(
-            f"{printed(program)} is not causal (causal='dialect' restricts its selectors, which may change its meaning)",
-            [f"{name} may select later keys" for name in ahead],
+        raise NotCompiled(
+            f"{text} is not causal (causal='dialect' restricts its selectors, which may change its meaning)",
+            [CannotCompile(Refusal.LOOKS_AHEAD, f"{name} may select later keys") for name in ahead],
         )

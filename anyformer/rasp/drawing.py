@@ -18,9 +18,9 @@ from anyformer.charts import require_drawable, save_figure
 from anyformer.errors import AnyformerError
 from anyformer.figures import pyplot
 from anyformer.network import Network
-from anyformer.operators import Attention
 from anyformer.rasp.compiled import CompiledProgram, edge_inputs
 from anyformer.rasp.flow import Flow, Worker
+from anyformer.rasp.layers import head_patterns
 
 COLUMN, ROW, LEFT, RIGHT = 1.9, 0.62, 2.1, 1.25
 """Inches: the width of a column, the height of a line, the margins."""
@@ -93,16 +93,8 @@ def _patterns(network: CompiledProgram | Network, tokens: List[Any]) -> list[lis
             network.run(torch.tensor([tokens]), patterns=patterns)
     else:
         raise AnyformerError(f"draw_attention needs a compiled program or a Network, got {type(network).__name__}")
-    layers, left = [], iter(patterns)
-    for stage in network.stages:
-        heads: list[Tensor] = []
-        for branch in stage.branches:
-            if isinstance(branch.operator, Attention):
-                pattern = next(left)[0].detach()
-                share = 1.0 - pattern.sum(-1, keepdim=True)
-                heads += list(torch.cat((pattern, share), -1) if branch.operator.sink else pattern)
-        layers += [heads] if heads else []
-    return layers
+    left = iter(patterns)
+    return [heads for stage in network.stages if (heads := head_patterns(stage, left))]
 
 
 def _example(compiled: CompiledProgram) -> list[Any]:

@@ -230,6 +230,17 @@ def described(module: nn.Module, x: Tensor, *, causal: bool = False, padding: bo
             "eps": encoder.norm1.eps if normed else 1e-5,
         }
     layer = Layer(
-        x.shape[0], d, d_k, heads, d_k, "separate", biases, output=True, scaled=True, causal=causal, padding=padding, **options
+        n=x.shape[0],
+        d=d,
+        d_v=d_k,
+        heads=heads,
+        d_k=d_k,
+        projections="separate",
+        biases=biases,
+        output=True,
+        scaled=True,
+        causal=causal,
+        padding=padding,
+        **options,
     )
     return layer, {name: found[name].detach().double() for name in layer.matrices if name in found}

@@ -3,16 +3,17 @@
 It is read from the network's own probes and maps, not from the plan that it was made of.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from anyformer.maps import ConstantMap
-from anyformer.network import Branch, Stage
+from anyformer.network import Stage
 from anyformer.operators import Attention, Causal, Gate, Identity, Offsets, Softmax
 from anyformer.rasp.compiled import CompiledProgram
+from anyformer.rasp.layers import head_patterns, layers, unit_columns
 
 
 @dataclass(frozen=True)
@@ -65,14 +66,13 @@ class Flow:
         workers: list[Worker] = []
         parts: list[tuple[str, int]] = []
         after: list[int] = []  # of each worker, the stage whose stream holds what it wrote
-        layer, left = 0, iter(patterns)
-        for s, stage in enumerate(compiled.network.stages):
-            attention = any(isinstance(b.operator, Attention) for b in stage.branches)
-            layer += attention or not parts or parts[-1][0].endswith("feed-forward")
-            found = _heads(stage, left) if attention else _units(stage)
-            workers += found
-            after += [s + 1] * len(found)
-            parts.append((f"layer {layer}: {'attention' if attention else 'feed-forward'}", len(found)))
+        left = iter(patterns)
+        for number, layer in enumerate(layers(compiled.network), 1):
+            for stage in layer.stages:
+                found = _heads(stage, left) if stage is layer.attention else _units(stage)
+                workers += found
+                after += [len(parts) + 1] * len(found)
+                parts.append((f"layer {number}: {'attention' if stage is layer.attention else 'feed-forward'}", len(found)))
         read_out = _places(compiled.network.final_readout())
         lives = _lives(compiled.names, workers, after, streams, read_out)
         return cls(tuple(workers), tuple(parts), lives, read_out, tuple(compiled.decode(out[0])))
@@ -83,19 +83,18 @@ def _places(columns: Tensor) -> tuple[int, ...]:
     return tuple(columns.reshape(len(columns), -1)[:-1].ne(0).any(1).nonzero()[:, 0].tolist())
 
 
-def _heads(stage: Stage, patterns: Any) -> list[Worker]:
+def _heads(stage: Stage, patterns: Iterator[Tensor]) -> list[Worker]:
     out: list[Worker] = []
+    shown = head_patterns(stage, patterns)
     for branch in stage.branches:
         op = branch.operator
         if isinstance(op, Attention):
             assert branch.probes is not None
             probes = branch.probes.unflatten(1, (op.heads, 2, op.head_dim))
             entering, leaving = branch.map.left, branch.map.right  # type: ignore[attr-defined]
-            pattern = next(patterns)[0]
-            pattern = torch.cat((pattern, 1.0 - pattern.sum(-1, keepdim=True)), -1)
             for h in range(op.heads):
                 reads = {"query": _places(probes[:, h, 0]), "key": _places(probes[:, h, 1]), "value": _places(entering[h])}
-                out.append(Worker(_kind(op, len(out) + 1), reads, _places(leaving[h].T), (), pattern[h]))
+                out.append(Worker(_kind(op, len(out) + 1), reads, _places(leaving[h].T), (), shown[len(out)]))
     return out
 
 
@@ -112,11 +111,10 @@ def _units(stage: Stage) -> list[Worker]:
     for branch in stage.branches:
         if isinstance(branch.operator, Identity):
             continue
-        assert isinstance(branch.operator, Gate) and branch.probes is not None
-        values, rows = _values_and_rows(branch)
-        for j in range(branch.operator.units):
-            gate, value, writes = branch.probes[:, j], values[j], _places(rows[j][:, None])
-            if branch.operator.function == "identity" and not _places(gate[:, None]) and torch.equal(value, -rows[j]):
+        assert isinstance(branch.operator, Gate)
+        for gate, value, row in zip(*unit_columns(branch), strict=True):
+            writes = _places(row[:, None])
+            if branch.operator.function == "identity" and not _places(gate[:, None]) and torch.equal(value, -row):
                 erased += writes
                 continue
             group = groups.setdefault(writes, {"functions": {}, "gate": set(), "value": set()})
@@ -130,16 +128,6 @@ def _units(stage: Stage) -> list[Worker]:
         reads = {role: tuple(sorted(group[role])) for role in ("gate", "value") if group[role]}
         out.append(Worker(title, reads, writes))
     return [*out, Worker("erase", {}, (), tuple(sorted(erased)))] if erased else out
-
-
-def _values_and_rows(branch: Branch) -> tuple[Tensor, Tensor]:
-    """Of every unit, the column of its value (0 but for the constant where it is 1), and the row that it writes."""
-    if isinstance(branch.map, ConstantMap):
-        rows = branch.map.scaled_rows()
-        values = torch.zeros_like(rows)
-        values[:, -1] = 1.0
-        return values, rows
-    return branch.map.left[:, :, 0], branch.map.right[:, 0]  # type: ignore[attr-defined]
 
 
 def _lives(

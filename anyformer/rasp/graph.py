@@ -1,4 +1,4 @@
-"""Pass 1: an expression becomes a graph in which equal parts are one node (and constant parts are constants).
+"""An expression becomes a graph in which equal parts are one node (and constant parts are constants).
 
 Numbers of nodes are in order: every node comes after its arguments.
 """
@@ -21,13 +21,11 @@ from anyformer.rasp.sequences import (
     text_of,
 )
 
-SOURCES = ("tokens", "indices", "width", "mean", "max", "softmax")
-"""Kinds of nodes whose values do not come from other values at the same position."""
-
 
 @dataclass(frozen=True)
 class Node:
-    """A sequence. ``kind``: one of the sources, "constant" or "elementwise". ``arguments``: nodes, for an aggregate its values (and scores)."""
+    """A sequence. ``kind``: "constant", "elementwise", or what does not come from values at the same position: "tokens", "indices", "width",
+    "mean", "max", "softmax". ``arguments``: nodes, for an aggregate its values (and scores)."""
 
     kind: str
     operation: Operation | None = None
@@ -46,6 +44,11 @@ class Relation:
     keys: int = -1
     queries: int = -1
     parts: tuple[int, ...] = ()
+
+    @property
+    def trivial(self) -> bool:
+        """Whether it selects everything."""
+        return self.operation is not None and self.operation.known == "true"
 
 
 @dataclass

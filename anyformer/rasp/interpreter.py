@@ -29,6 +29,7 @@ from anyformer.rasp.sequences import (
     in_order,
     printed,
 )
+from anyformer.rasp.sets import kinds
 
 Matrix = Bool[np.ndarray, "queries keys"]
 
@@ -144,15 +145,15 @@ class Evaluation:
 
     def _select(self, node: Select, keys: list[Value], queries: list[Value]) -> Matrix:
         """One entry a pair of *different* values, then spread over the positions."""
-        if node.predicate.name == "true":
+        if node.predicate.known == "true":
             return np.ones((len(queries), len(keys)), dtype=bool)
         for side, column in (("key", keys), ("query", queries)):
             for position, value in enumerate(column):
                 if isinstance(value, Undefined):
                     raise AnyformerError(f"{printed(node)}: the {side} at position {position} has no value: {value.reason}")
-        key_kinds, key_of = _kinds(keys)
-        query_kinds, query_of = _kinds(queries)
-        if node.predicate.name == "eq":
+        key_kinds, key_of = kinds(keys)
+        query_kinds, query_of = kinds(queries)
+        if node.predicate.known == "eq":
             place = {key: i for i, key in enumerate(key_kinds)}
             table = np.zeros((len(query_kinds), len(key_kinds)), dtype=bool)
             for i, query in enumerate(query_kinds):
@@ -168,10 +169,3 @@ class Evaluation:
         if isinstance(result, Undefined):
             raise AnyformerError(f"{printed(node)} has no value for the key {key!r} and the query {query!r}: {result.reason}")
         return bool(result)
-
-
-def _kinds(values: list[Value]) -> tuple[list[Value], list[int]]:
-    """The different values, and which of them each position has."""
-    place: dict[Value, int] = {}
-    kinds = [place.setdefault(value, len(place)) for value in values]
-    return list(place), kinds

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from anyformer.errors import AnyformerError, require_size
-from anyformer.rasp.linear_algebra import group_sort as sort_pairs
+from anyformer.rasp.linear_algebra import exchanged, sort_pairs
 from anyformer.rasp.operations import Value
 from anyformer.rasp.sequences import (
     EQ,
@@ -31,7 +31,6 @@ from anyformer.rasp.sequences import (
     select,
     selector_width,
     tokens,
-    where,
 )
 
 before = select(indices, indices, LEQ)
@@ -233,9 +232,10 @@ def match2(modulus: int, values: Any = tokens, *, itself: bool = True) -> Sequen
 def match3(modulus: int, values: Any = tokens) -> Sequence:
     """1 where the own value and two others (any positions, also the same ones) add up to 0 modulo p, else 0. 1 layer of p heads.
 
-    Head r asks whether residue r occurs anywhere; the feed-forward part then looks for residues r, s that occur with ``r + s + x = 0``. One
-    layer of fewer heads cannot do it for large p: where p grows with n, Match3 needs ``heads * head_dim * bits`` of about n (Sanford, Hsu
-    and Telgarsky, Theorem 7), and p heads of one bit are within that bound. n heads that read one position each would do as well."""
+    Head r asks whether residue r occurs anywhere; the feed-forward part then looks for residues r, s that occur with ``r + s + x = 0``. No one
+    layer is much smaller: there is a c > 0 such that for p > n no layer of width m with H heads and b bits a number computes Match3 on n
+    tokens where ``m b H <= c n / log log n`` (Sanford, Hsu and Telgarsky, 2306.02896); p > n heads of one bit are above that. n heads
+    that read one position each would do as well."""
     require_size("match3", "modulus", modulus)
     own = lift(values) % modulus
     occurs = [aggregate(select(own, r, EQ), 1) for r in range(modulus)]
@@ -249,7 +249,7 @@ def match3(modulus: int, values: Any = tokens) -> Sequence:
 
 def maxmin(values: Any = tokens) -> Sequence:
     """MaxMin (GroupSort of pairs; Anil, Lucas and Grosse, 1811.05381): positions 2i, 2i + 1 get the larger and the smaller of their values;
-    an odd last value stays. Real values or finite ones, 1 layer, 1 head (:func:`anyformer.rasp.linear_algebra.group_sort`)."""
+    an odd last value stays. Real values or finite ones, 1 layer, 1 head (:func:`anyformer.rasp.linear_algebra.sort_pairs`)."""
     return sort_pairs(lift(values)).named("maxmin")
 
 
@@ -265,12 +265,13 @@ def group_sort(size: int, values: Any = tokens) -> Sequence:
 
 
 def _exchanged(x: Sequence, size: int, odd: int) -> Sequence:
-    """Neighbours (j, j + 1) inside a group, with j of the stated parity, put in falling order. The mean m of a pair tells each its partner,
-    ``2m - x``; alone it is its own."""
-    pair = indices.map(lambda i: (i // size) * size + (i % size + odd) // 2)  # pairs of a group: different numbers below the size
-    partner = 2 * aggregate(select(pair, pair, EQ), x) - x
-    first = indices.map(lambda i: (i % size + odd) % 2 == 0)
-    return where(first, apply("max", x, partner), apply("min", x, partner))
+    """Neighbours (j, j + 1) inside a group, with j of the stated parity, put in falling order; who has no neighbour is its own partner."""
+
+    def partner(i: int) -> int:
+        there = i % size + (1 if (i % size + odd) % 2 == 0 else -1)
+        return i - i % size + there if 0 <= there < size else i
+
+    return exchanged(x, indices.map(partner))
 
 
 def largest(values: Any = tokens) -> Sequence:

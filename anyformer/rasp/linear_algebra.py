@@ -26,7 +26,7 @@ OUTSIDE = -1000
 """A group that no position belongs to."""
 
 NOWHERE = -1
-"""The position that no key has: a head that looks for it selects nothing and gives 0."""
+"""The position that no key has: a head that looks for it selects nothing and gives 0. Also the group of the positions after a matrix."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -108,7 +108,7 @@ def product_of_columns_and_rows(a: Matrix, b: Matrix) -> Matrix:
     inside = by_position((0,) * k)
     total: Any = None
     for i, j in pairs(range(a.rows), range(b.columns)):
-        here = by_position((-2,) * (i * b.columns + j) + (0,), -2)
+        here = by_position((OUTSIDE,) * (i * b.columns + j) + (0,), OUTSIDE)
         mean = aggregate(select(inside, here, EQ), left[i] * right[j])
         total = mean if total is None else total + mean
     return Matrix(total * k, a.rows, b.columns)
@@ -130,16 +130,19 @@ def softmax_rows(
     """``exp(a_ij) / sum_j exp(a_ij)`` over the kept entries of each row (Lemma 4): 2 layers with the row maximum subtracted, 1 after
     the exponential without.
 
-    The maximum is average-hard attention by value (right at any logits); without it logits must lie in [-300, 300]. The paper has one
-    head a row (``head_per_row``); one head for all rows is enough.
+        e_ij = exp(a_ij - max_i)  or  exp(a_ij)  without, with mean_i over the group of the row,   out_ij = e_ij (1/c_i) / mean_i,
+
+    c_i the number of kept entries: the sum of a row is c_i times its mean, and 1/c_i is 0 at entries that are not kept. The maximum is
+    average-hard attention by value (right at any logits); without it logits must lie in [-300, 300]. The paper has one head a row
+    (``head_per_row``): then mean_i is the sum of those heads, each 0 outside of its row; one head for all rows is enough.
     """
     a = moved(a)
     groups = row_groups(a.rows, a.columns, kept)
-    group = by_position(groups, -1)
+    group = by_position(groups, NOWHERE)
     alike = [select(group, group, EQ)]
     if head_per_row:
         rows = [by_position(tuple(g if g == r else OUTSIDE for g in groups), OUTSIDE) for r in sorted(set(groups))]
-        alike = [select(group, row, EQ) for row in rows] + [select(group, by_position((OUTSIDE,) * a.size, -1), EQ)]
+        alike = [select(group, row, EQ) for row in rows] + [select(group, by_position((OUTSIDE,) * a.size, NOWHERE), EQ)]
     weights = exponentials(a, alike) if subtract_maximum else apply("exp", assume(a.values, -300.0, 300.0))
     mean: Any = sum((aggregate(rows, weights) for rows in alike[1:]), aggregate(alike[0], weights))
     mean = mean + by_position((0,) * a.size, 1)  # positions after the matrix: any number
@@ -158,7 +161,7 @@ def exponentials(a: Matrix, alike: list[Selector]) -> Sequence:
 def layer_norm(a: Matrix, weight: Matrix, bias: Matrix, eps: float) -> Matrix:
     """``(a_ij - mean_i) / sqrt(var_i + eps) * weight_j + bias_j``: 2 layers."""
     a = moved(a)
-    group = by_position(_grid(a.rows, a.columns, lambda i, _: i), -1)
+    group = by_position(_grid(a.rows, a.columns, lambda i, _: i), NOWHERE)
     row = select(group, group, EQ)
     centred = a.values - aggregate(row, a.values)
     weights, biases = (m.at(_grid(a.rows, a.columns, lambda _, j, m=m: m.position(0, j))) for m in (weight, bias))
@@ -195,12 +198,19 @@ def inverse(a: Matrix, singular: int | float = 1e-9) -> Matrix:
     return Matrix(transpose(c).values * apply("reciprocal_or_zero", det, singular), 3, 3)
 
 
-def group_sort(values: Sequence) -> Sequence:
-    """MaxMin (GroupSort of pairs): each pair (2i, 2i + 1) becomes (max, min); an odd last value passes through. 1 layer, 1 head.
+def sort_pairs(values: Sequence) -> Sequence:
+    """MaxMin (GroupSort of pairs): each pair (2i, 2i + 1) becomes (max, min); an odd last value passes through. 1 layer, 1 head."""
+    return exchanged(values, indices + where(indices % 2 == 0, 1, -1))
 
-    With the partner u of v: ``v + relu(u - v)`` at even positions that have one, ``v - relu(v - u)`` at odd ones.
+
+def exchanged(values: Sequence, partner: Sequence) -> Sequence:
+    """Each value v and the value u at its partner's position in falling order; where there is no such position, or it is the own one, v stays.
+
+    With f = 1 at the first of a pair, s = 1 at the second, else 0: ``max(u, v) f + min(u, v) s + v (1 - f - s)``, which rounds nothing. One
+    head brings u and f: a first position is one whose partner exists and is a second one.
     """
-    odd = indices % 2
-    to_partner = select(indices, indices + where(odd == 0, 1, -1), EQ)
-    partner, has_later_partner = aggregate(to_partner, values), aggregate(to_partner, odd)
-    return values + apply("relu", partner - values) * has_later_partner - apply("relu", values - partner) * odd
+    there = select(indices, partner, EQ)
+    other = aggregate(there, values)
+    second = apply("indicator", partner < indices)
+    first = aggregate(there, second)
+    return apply("max", other, values) * first + apply("min", other, values) * second + values * (1 - first - second)

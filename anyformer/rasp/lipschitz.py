@@ -13,7 +13,7 @@ linear maps whose rows have absolute sums of at most 1 (copies, signs, offsets) 
 from collections.abc import Sequence as List
 
 from anyformer.errors import AnyformerError
-from anyformer.rasp.linear_algebra import NOWHERE, by_position, group_sort
+from anyformer.rasp.linear_algebra import NOWHERE, by_position, sort_pairs
 from anyformer.rasp.sequences import EQ, Sequence, aggregate, indices, select, tokens
 
 NOTHING = -1e6
@@ -47,7 +47,7 @@ def _maxima(values: Sequence, size: int, groups: int) -> Sequence:
     while size > 1:
         size //= 2
         evens = tuple(2 * p for p in range(size * groups))
-        values = aggregate(select(indices, by_position(evens, NOWHERE), EQ), group_sort(values))
+        values = aggregate(select(indices, by_position(evens, NOWHERE), EQ), sort_pairs(values))
     return values
 
 

@@ -37,9 +37,12 @@ from anyformer.rasp.linear_algebra import Matrix, product
 from anyformer.rasp.module import to_module
 from anyformer.rasp.plan import FAULT
 from anyformer.rasp.sequences import assume, tokens
+from anyformer.rasp.sets import Reals
 from anyformer.rasp.simulator import layer_output
-from anyformer.rasp.values import Reals
 from anyformer.recipe import Recipe
+
+WEIGHTS_OF_A_HEAD, WEIGHTS_OF_A_UNIT = 11, 5
+"""At most so many numbers of a compiled head (three products of a score: queries, keys, constants; values) and of a unit are not 0."""
 
 
 @dataclass(frozen=True)
@@ -152,21 +155,18 @@ class SequenceSimulator(Machine):
     @classmethod
     def cost_of(cls, recipe: Any, length: int) -> Cost:
         """Upper bounds, counted without building anything: coordinates before places are shared, and non-zero weights of heads and units."""
-        d = recipe.features
-        layers = [recipe.layer(s, length) for s in range(len(recipe.network_class.stages))]
-        total = sum(layer.heads for layer in layers)
-        gathers = 6 * d + 2 * total * d + 2 * d  # different position functions that heads look for
-        positions = 2 * gathers + 2 * (d + 4) + 4
-        heads = sum(d + 2 * h * d + (h + 1) * d + h * d + 2 + (d + 1) for h in (layer.heads for layer in layers)) + 2 * d
-        written = (
-            sum(d + 2 * h * d + (h + 1) * d + h * d + 1 + h + h * (d + 1) for h in (layer.heads for layer in layers)) + 2 * d
-        )
-        units = sum(2 * h * d + h * d + 3 * h + h * d + 4 * h for h in (layer.heads for layer in layers)) + d + 4 * len(layers)
-        width = positions + written + 8 * total + 8
-        count = recipe.tokens(length)
-        depth = 2 * (4 * len(layers) + 1)
-        weights = 11 * heads + written + 5 * units + positions * (count + 1)  # the position table is the machine's own
-        return Cost(width, count, width * count, depth, max((layer.heads for layer in layers), default=0), weights, 4 * count)
+        d, count = recipe.features, recipe.tokens(length)
+        heads = [recipe.layer(s, length).heads for s in range(len(recipe.network_class.stages))]
+        each = [_counts(d, h) for h in heads]
+        attending, written, units = (sum(column) for column in zip(*each, strict=True)) if each else (0, 0, 0)
+        attending, written, units = attending + 2 * d, written + 2 * d, units + d  # the product with U
+        gathers = 6 * d + 2 * sum(heads) * d + 2 * d  # different positions that heads look for
+        positions = 2 * gathers + 2 * (d + 4) + 4  # each with its square; rows and groups of the grid
+        width = positions + written + 8 * sum(heads) + 8
+        depth = 2 * (4 * len(heads) + 1)
+        table = positions * (count + 1)  # the position table is the machine's own
+        weights = WEIGHTS_OF_A_HEAD * attending + written + WEIGHTS_OF_A_UNIT * units + table
+        return Cost(width, count, width * count, depth, max(heads, default=0), weights, 4 * count)
 
     @cached_property
     def compiled(self) -> CompiledProgram:
@@ -224,10 +224,10 @@ class SequenceSimulator(Machine):
         logits = self.logits(out, program)[:, : tokens.shape[1]]
         if trace is not None:
             trace.logits = logits
-            trace.patterns += [self._pattern(s, streams or [], ctx) for s in range(len(self.network_class.stages))]
+            trace.patterns += [self.pattern(s, streams or [], ctx) for s in range(len(self.network_class.stages))]
         return logits
 
-    def _pattern(self, s: int, streams: list[Tensor], ctx: Context) -> Float[Tensor, "batch heads n n"]:
+    def pattern(self, s: int, streams: list[Tensor], ctx: Context) -> Float[Tensor, "batch heads n n"]:
         """The attention patterns of layer s: its unnormalised weights over the sum of those that the mask allows."""
         length, n = self.recipe.length, ctx.positions.shape[1]
         layer, found = self.recipe.layer(s), []
@@ -315,10 +315,32 @@ class LiteralSimulator(nn.Module):
         self.machine = machine
         self.module = to_module(machine.compiled)
 
-    def forward(self, tokens: Tensor, program: Program) -> Tensor:
-        """Logits."""
-        sequence = self.machine.sequence(tokens, program, Context.of(tokens))
-        return self.machine.logits(self.module(sequence), program)[:, : tokens.shape[1]]
+    def forward(
+        self,
+        tokens: Tensor,
+        program: Program,
+        *,
+        mask: Tensor | None = None,
+        positions: Tensor | None = None,
+        patterns: list[Tensor] | None = None,
+    ) -> Tensor:
+        """Logits; the patterns of the target's layers are added to ``patterns``."""
+        ctx, machine, streams = Context.of(tokens, mask, positions), self.machine, []
+        logits = machine.logits(self.module(machine.sequence(tokens, program, ctx), streams), program)[:, : tokens.shape[1]]
+        if patterns is not None:
+            patterns += [machine.pattern(s, streams, ctx) for s in range(len(machine.network_class.stages))]
+        return logits
+
+
+def _counts(d: int, h: int) -> tuple[int, int, int]:
+    """Heads, coordinates that they and units write, and units of one simulated layer with h heads on d features, term by term:
+    what is gathered for X A and X V; the entries of scores and of X; the carried values; maximum and validity; the averages over rows."""
+    heads = (d + 2 * h * d) + (h + 1) * d + h * d + 2 + (d + 1)
+    written = (d + 2 * h * d) + (h + 1) * d + h * d + 1 + h + h * (d + 1)
+    units = (
+        2 * h * d + h * d + 3 * h + h * d + 4 * h + 4
+    )  # products; exp and its bounds; weights times values; quotients; bounds of the output
+    return heads, written, units
 
 
 def _weights_of(s: int) -> str:

@@ -22,7 +22,8 @@ from anyformer.maps import ConstantMap
 from anyformer.network import Stage
 from anyformer.operators import Attention, AverageHard, Gate, Identity, Softmax
 from anyformer.rasp.compiled import CompiledProgram
-from anyformer.rasp.values import Reals
+from anyformer.rasp.layers import layers, unit_columns
+from anyformer.rasp.sets import Reals
 
 FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "identity": lambda z: z,
@@ -117,13 +118,18 @@ class RaspBlock(nn.Module):
         self.attn = attn
         self.mlp = mlp
 
-    def forward(self, x: Float[Tensor, "batch n d"]) -> Float[Tensor, "batch n d"]:
-        x = x if self.attn is None else x + self.attn(x)
-        return x if self.mlp is None else x + self.mlp(x)
+    def forward(self, x: Float[Tensor, "batch n d"], streams: list[Tensor] | None = None) -> Float[Tensor, "batch n d"]:
+        for part in (self.attn, self.mlp):
+            if part is not None:
+                x = x + part(x)
+                if streams is not None:
+                    streams.append(x)
+        return x
 
 
 class RaspModule(nn.Module):
-    """The transformer of a compiled program. ``forward`` takes what :meth:`CompiledProgram.encode` gives: token ids, or real tokens."""
+    """The transformer of a compiled program. ``forward`` takes what :meth:`CompiledProgram.encode` gives: token ids, or real tokens;
+    ``streams`` gets the stream after every part of a layer."""
 
     embed: Any
     pos_embed: Any
@@ -142,7 +148,7 @@ class RaspModule(nn.Module):
         self.unembed.W_U = nn.Parameter(torch.zeros(width, outputs, dtype=dtype))
         self.unembed.b_U = nn.Parameter(torch.zeros(outputs, dtype=dtype))
 
-    def forward(self, tokens: Shaped[Tensor, "batch n"]) -> Float[Tensor, "batch n outputs"]:
+    def forward(self, tokens: Shaped[Tensor, "batch n"], streams: list[Tensor] | None = None) -> Float[Tensor, "batch n outputs"]:
         W_E, W_pos = self.embed.W_E, self.pos_embed.W_pos
         if tokens.ndim != 2 or not 1 <= tokens.shape[1] <= len(W_pos):
             raise AnyformerError(f"tokens of shape (batch, 1..{len(W_pos)}) expected, got {tuple(tokens.shape)}")
@@ -151,7 +157,7 @@ class RaspModule(nn.Module):
         x = tokens[..., None].to(W_E.dtype) * W_E[0] if self.real else W_E[tokens]
         x = x + W_pos[: tokens.shape[1]]
         for block in self.blocks:
-            x = block(x)
+            x = block(x, streams)
         return x @ self.unembed.W_U + self.unembed.b_U
 
 
@@ -163,15 +169,13 @@ def to_module(compiled: CompiledProgram) -> RaspModule:
     network, real = compiled.network, isinstance(compiled.vocab, Reals)
     assert network.positions is not None
     dtype, width = network.embedding.dtype, network.embedding.shape[1] - 1
-    layers: list[list[nn.Module | None]] = []
-    for stage in network.stages:
-        if any(isinstance(b.operator, Attention) for b in stage.branches):
-            layers.append([_attention(stage, width, compiled.max_length, dtype), None])
-        elif layers and layers[-1][1] is None:
-            layers[-1][1] = _mlp(stage, width, dtype)
-        else:
-            layers.append([None, _mlp(stage, width, dtype)])
-    blocks = [RaspBlock(*layer) for layer in layers]  # type: ignore[arg-type]
+    blocks = [
+        RaspBlock(
+            None if layer.attention is None else _attention(layer.attention, width, compiled.max_length, dtype),
+            None if layer.feed_forward is None else _mlp(layer.feed_forward, width, dtype),
+        )
+        for layer in layers(network)
+    ]
     readout = network.final_readout()
     module = RaspModule(len(network.embedding), compiled.max_length, blocks, width, readout.shape[1], dtype, real)
     with torch.no_grad():
@@ -234,15 +238,10 @@ def _mlp(stage: Stage, width: int, dtype: torch.dtype) -> RaspMLP:
     with torch.no_grad():
         for bank in banks:
             here = slice(first, first + bank.operator.count)
-            assert bank.probes is not None
-            mlp.W_in[:, here], mlp.b_in[here] = bank.probes[:-1], bank.probes[-1]
-            if isinstance(bank.map, ConstantMap):
-                rows, values = bank.map.scaled_rows(), None
-            else:
-                rows, values = bank.map.right[:, 0], bank.map.left[:, :, 0].T  # type: ignore[attr-defined]
+            gates, values, rows = unit_columns(bank)
+            mlp.W_in[:, here], mlp.b_in[here] = gates[:, :-1].T, gates[:, -1]
             mlp.W_out[here] = rows[:, :-1]
             if gated:
-                mlp.W_value[:, here] = 0.0 if values is None else values[:-1]
-                mlp.b_value[here] = 1.0 if values is None else values[-1]
+                mlp.W_value[:, here], mlp.b_value[here] = values[:, :-1].T, values[:, -1]
             first += bank.operator.count
     return mlp

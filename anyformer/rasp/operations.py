@@ -6,6 +6,7 @@ a selector; ``where`` drops the one that it does not take.
 """
 
 import math
+import operator
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import Any
@@ -27,23 +28,33 @@ class Operation:
     """A function of the values at one position. ``symbol`` prints it (``{0} + {1}``). Two operations are the same if name and function are.
 
     Values that are equal are one value: a function of your own sees whole numbers and Booleans as integers, so that it cannot tell 1, 1.0 and
-    True apart (which an average, or a set of values, does not).
+    True apart (which an average, or a set of values, does not). What a function is called means nothing: only :attr:`known` ones have a rule.
     """
 
     name: str
     function: Callable[..., Value]
     symbol: str = ""
 
+    @property
+    def listed(self) -> bool:
+        """Whether this is an entry of :data:`OPERATIONS`, not a function of your own that has the name of one."""
+        return OPERATIONS.get(self.name) == self
+
+    @property
+    def known(self) -> str | None:
+        """Which operation of the table it computes: an entry itself, or Python's own function for it (``abs``, ``math.exp``); else None."""
+        return self.name if self.listed else PYTHON.get(id(self.function))
+
     def __call__(self, *values: Value) -> Value:
         """The value at one position."""
-        if self.name == "where":
+        if self.name == "where" and self.listed:
             chosen = values[0] if isinstance(values[0], Undefined) else values[1 if values[0] else 2]
             return chosen
         for value in values:
             if isinstance(value, Undefined):
                 return value
         try:
-            result = self.function(*(values if OPERATIONS.get(self.name) is self else map(plain, values)))
+            result = self.function(*(values if self.listed else map(plain, values)))
         except ZeroDivisionError:
             return Undefined(f"division by zero in {self.printed(*map(repr, values))}")
         except Exception as error:
@@ -102,7 +113,9 @@ def _ordered(function: Callable[[Value, Value], bool]) -> Callable[[Value, Value
 
 def round_half_away(x: int | float) -> int:
     """The nearest integer; a half goes away from zero."""
-    return math.floor(x + 0.5) if x >= 0 else -math.floor(-x + 0.5)
+    whole = math.floor(abs(x))
+    rounded = whole + (abs(x) - whole >= 0.5)  # exact, where x + 0.5 may be rounded up to an integer
+    return rounded if x >= 0 else -rounded
 
 
 def _reciprocal_or_zero(x: int | float, least: int | float) -> float:
@@ -158,7 +171,32 @@ OPERATIONS: dict[str, Operation] = {
 ``shift`` is its argument, whose error does not reach the output (what a softmax subtracts from all scores);
 ``true`` is the predicate of the selector that selects everything."""
 
-NAMES_OF_LITERALS = {"true": True, "false": False}
+PYTHON = {
+    id(function): name
+    for name, function in {
+        "add": operator.add,
+        "sub": operator.sub,
+        "mul": operator.mul,
+        "div": operator.truediv,
+        "neg": operator.neg,
+        "abs": abs,
+        "min": min,
+        "max": max,
+        "floor": math.floor,
+        "ceil": math.ceil,
+        "exp": math.exp,
+        "log": math.log,
+        "sqrt": math.sqrt,
+        "float": float,
+        "eq": operator.eq,
+        "ne": operator.ne,
+        "lt": operator.lt,
+        "le": operator.le,
+        "gt": operator.gt,
+        "ge": operator.ge,
+    }.items()
+}
+"""Functions of Python, by identity, that are one of these operations on numbers (``round`` is none: it takes a half to the even side)."""
 
 
 def operation(function: "Operation | Callable[..., Value] | str") -> Operation:

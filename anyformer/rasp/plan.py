@@ -1,4 +1,4 @@
-"""Pass 3: what must be computed when. A plan is a list of heads and units that write named coordinates of the stream at stated times.
+"""What must be computed when. A plan is a list of heads and units that write named coordinates of the stream at stated times.
 
     time 0: the embedding      2l - 1: attention of layer l      2l: its feed-forward part
 
@@ -7,13 +7,17 @@ probe columns. A head or unit runs as early as its forms allow, so the plan has 
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Sequence as List
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import numpy as np
 
 FAULT = 1e-6
 """How large the fault output may be on an input on which the program is defined."""
+
+Intervals = tuple[tuple[int | None, int | None], ...]
+"""Sets of integers as intervals (low, high), None: unbounded."""
 
 
 @dataclass(frozen=True)
@@ -56,10 +60,10 @@ class Coordinate:
 @dataclass(frozen=True)
 class Score:
     """``score(query, key) = sum of a(query) b(key)`` over the ``pairs``: 1/2 where the key is selected, at most -1/2 where not. ``offsets``: the
-    allowed distances key - query, as intervals (None: unbounded), or None for all."""
+    allowed distances key - query, or None for all."""
 
     pairs: tuple[tuple[Form, Form], ...]
-    offsets: tuple[tuple[int | None, int | None], ...] | None = None
+    offsets: Intervals | None = None
 
     def plus(self, query: Form, key: Form, factor: float = 1.0) -> "Score":
         """``factor`` times this score, plus one more product."""
@@ -101,6 +105,19 @@ class Unit:
     gate: Form
     value: Form | None
     writes: dict[int, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Part:
+    """``coefficient * function(gate) * value``: what one unit adds to a coordinate."""
+
+    function: str
+    gate: Form
+    value: Form | None = None
+    coefficient: float = 1.0
+
+    def __rmul__(self, factor: float) -> "Part":
+        return replace(self, coefficient=factor * self.coefficient)
 
 
 @dataclass
@@ -150,18 +167,17 @@ class Plan:
         head.writes[place] = value
         return self.form(place)
 
-    def compute(self, name: str, parts: Iterable[tuple[str, Form, Form | None, float]]) -> Form:
-        """A coordinate with ``sum of coefficient * function(gate) * value``; equal units at one time are one unit."""
-        parts = list(parts)
-        time = _next(max(self.time(gate, value) for _, gate, value, _ in parts), attention=False)
+    def compute(self, name: str, parts: List[Part]) -> Form:
+        """A coordinate with the sum of the parts; equal units at one time are one unit."""
+        time = _next(max(self.time(part.gate, part.value) for part in parts), attention=False)
         place = self.coordinate(name, time)
-        for function, gate, value, coefficient in parts:
-            key = (time, function, gate, value)
+        for part in parts:
+            key = (time, part.function, part.gate, part.value)
             if key not in self._units:
-                self._units[key] = Unit(time, function, gate, value)
+                self._units[key] = Unit(*key)
                 self.units.append(self._units[key])
             writes = self._units[key].writes
-            writes[place] = writes.get(place, 0.0) + coefficient
+            writes[place] = writes.get(place, 0.0) + part.coefficient
         return self.form(place)
 
 

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from anyformer.rasp.operations import OPERATIONS
 from anyformer.rasp.sequences import (
     EQ,
     GEQ,
@@ -40,7 +41,7 @@ from anyformer.rasp.sequences import (
     tokens,
     where,
 )
-from anyformer.rasp.values import Reals
+from anyformer.rasp.sets import Reals
 
 Fragment = Literal["categorical", "real-valued"]
 COMPARISONS = (EQ, NEQ, LT, LEQ, GT, GEQ)
@@ -55,7 +56,7 @@ VOCABULARIES: tuple[tuple[Any, ...], ...] = (
     ("a", 1, 2.5, False),
     (7,),
 )
-INTERVALS = (Reals(-2, 2), Reals(0.25, 3), Reals(-1, 0), (-1.5, 0.25, 2.0), (1.0, 2.0, 4.0))
+INTERVALS = (Reals(-2, 2), Reals(0.25, 3), Reals(-1, 0), Reals(-2.5, 1.5), (-1.5, 0.25, 2.0), (1.0, 2.0, 4.0))
 
 
 @dataclass(frozen=True)
@@ -161,6 +162,8 @@ class Categorical(Drawn):
                 raise KeyError(x)
             return values[k % len(values)]
 
+        if salt % 4 == 0:  # a function of one's own may be called like an operation
+            lookup.__name__ = list(OPERATIONS)[salt // 4 % len(OPERATIONS)]
         return lookup
 
     def number(self, depth: int) -> Sequence:
@@ -264,6 +267,7 @@ class RealValued(Drawn):
             lambda: x / (1 + _squared(y())),
             lambda: apply(self.draw.choice(("min", "max")), x, y()),
             lambda: x.map(self.draw.choice(("abs", "relu", "neg"))),
+            lambda: tokens.map(self.draw.choice(("floor", "ceil", "round"))),
             lambda: apply("exp", apply("min", x, 2)),
             lambda: apply(self.draw.choice(("log", "sqrt")), apply("max", x, 0.125)),
             lambda: apply("reciprocal_or_zero", tokens, self.draw.choice((0.1, 0.01))),

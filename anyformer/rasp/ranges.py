@@ -13,6 +13,9 @@ from fractions import Fraction
 from functools import lru_cache
 from typing import Any
 
+from anyformer.rasp.operations import round_half_away
+from anyformer.rasp.refusals import CannotCompile, Refusal
+
 LARGEST_DENOMINATOR = 2**40
 
 
@@ -105,30 +108,29 @@ def _mul(x: Real, y: Real) -> Real:
     return Real(min(corners), max(corners), _product(x.denominator, y.denominator))
 
 
-def _reciprocal(y: Real) -> Real | str:
+def _reciprocal(y: Real) -> Real:
     if y.low <= 0 <= y.high:
-        return f"it divides by values in [{y.low:g}, {y.high:g}], which holds 0"
+        raise CannotCompile(Refusal.DIVISOR, f"it divides by values in [{y.low:g}, {y.high:g}], which holds 0")
     whole = constant_of(y)
     exact = rational(1 / whole) if whole is not None else None
     return Real(min(1 / y.low, 1 / y.high), max(1 / y.low, 1 / y.high), None if exact is None else exact.denominator)
 
 
-def _div(x: Real, y: Real) -> Real | str:
-    inverse = _reciprocal(y)
-    return inverse if isinstance(inverse, str) else _mul(x, inverse)
+def _div(x: Real, y: Real) -> Real:
+    return _mul(x, _reciprocal(y))
 
 
-def _reciprocal_or_zero(x: Real, least: Real) -> Real | str:
+def _reciprocal_or_zero(x: Real, least: Real) -> Real:
     bound = constant_of(least)
     if bound is None or bound <= 0:
-        return "reciprocal_or_zero needs a constant least > 0"
+        raise CannotCompile(Refusal.NO_RULE, "reciprocal_or_zero needs a constant least > 0")
     return Real(-1 / bound if x.low < 0 else 0.0, 1 / bound if x.high > 0 else 0.0)
 
 
-def _pow(x: Real, y: Real) -> Real | str:
+def _pow(x: Real, y: Real) -> Real:
     exponent = constant_of(y)
     if exponent is None or exponent != int(exponent) or not 0 <= exponent <= 16:
-        return "a power of real numbers needs a constant exponent 0, 1, .., 16"
+        raise CannotCompile(Refusal.NO_RULE, "a power of real numbers needs a constant exponent 0, 1, .., 16")
     out = Real(1.0, 1.0, 1)
     for _ in range(int(exponent)):
         out = _mul(out, x)
@@ -137,23 +139,27 @@ def _pow(x: Real, y: Real) -> Real | str:
     return out
 
 
-def _monotone(
-    function: Callable[[float], float], where: float = -math.inf, open_end: bool = False
-) -> Callable[[Real], Real | str]:
-    def rule(x: Real) -> Real | str:
+def _outside(x: Real, wanted: str) -> CannotCompile:
+    return CannotCompile(Refusal.DOMAIN, f"its argument lies in [{x.low:g}, {x.high:g}], {wanted}")
+
+
+def _monotone(function: Callable[[float], float], where: float = -math.inf, open_end: bool = False) -> Callable[[Real], Real]:
+    def rule(x: Real) -> Real:
         if x.low < where or (open_end and x.low == where):
-            return f"its argument lies in [{x.low:g}, {x.high:g}], it must be {'above' if open_end else 'at least'} {where:g}"
+            raise _outside(x, f"it must be {'above' if open_end else 'at least'} {where:g}")
         try:
             return Real(function(x.low), function(x.high))
         except OverflowError:
-            return f"its argument lies in [{x.low:g}, {x.high:g}], where it is too large for a float"
+            raise CannotCompile(
+                Refusal.TOO_LARGE, f"its argument lies in [{x.low:g}, {x.high:g}], where it is too large for a float"
+            ) from None
 
     return rule
 
 
-def _rsqrt(x: Real) -> Real | str:
+def _rsqrt(x: Real) -> Real:
     if x.low <= 0:
-        return f"its argument lies in [{x.low:g}, {x.high:g}], it must be above 0"
+        raise _outside(x, "it must be above 0")
     return Real(1 / math.sqrt(x.high), 1 / math.sqrt(x.low))
 
 
@@ -178,22 +184,23 @@ def _wider(x: Real, y: Real) -> int | None:
     return None if x.denominator is None or y.denominator is None else max(x.denominator, y.denominator)
 
 
-def _assume(x: Real, low: Real, high: Real) -> Real | str:
+def _assume(x: Real, low: Real, high: Real) -> Real:
     inside = Real(max(x.low, low.low), min(x.high, high.high), x.denominator, x.raw)
-    return (
-        inside if inside.low <= inside.high else f"it is assumed to lie where it never does, its range is [{x.low:g}, {x.high:g}]"
-    )
+    if inside.low > inside.high:
+        raise CannotCompile(Refusal.DOMAIN, f"it is assumed to lie where it never does, its range is [{x.low:g}, {x.high:g}]")
+    return inside
 
 
 def _where(c: Real, x: Real, y: Real) -> Real:
     return Real(min(x.low, y.low), max(x.high, y.high), _wider(x, y))
 
 
-def _compared(x: Real, y: Real) -> Real | str:
+def _compared(x: Real, y: Real) -> Real:
     """A comparison is a Boolean; it needs to know how near to each other different values can be."""
-    if decidable(x, y):
-        return Real(0.0, 1.0, 1)
-    return "it compares real numbers that may come as near to each other as they like, which rounding decides"
+    if not decidable(x, y):
+        text = "it compares real numbers that may come as near to each other as they like, which rounding decides"
+        raise CannotCompile(Refusal.NEAR_VALUES, text)
+    return Real(0.0, 1.0, 1)
 
 
 def decidable(x: Real, y: Real) -> bool:
@@ -204,18 +211,26 @@ def decidable(x: Real, y: Real) -> bool:
     return gap is not None and gap > 1e-10 * (1 + x.magnitude + y.magnitude)
 
 
-def _rounded(function: Callable[[float], int]) -> Callable[[Real], Real | str]:
-    def rule(x: Real) -> Real | str:
+def _rounded(function: Callable[[float], int]) -> Callable[[Real], Real]:
+    def rule(x: Real) -> Real:
         if x.denominator is None and not x.raw:
-            return "it rounds real numbers that may come as near to a jump as they like"
+            raise CannotCompile(Refusal.NEAR_JUMP, "it rounds real numbers that may come as near to a jump as they like")
         if x.high - x.low > 2**12:
-            return f"it rounds values in [{x.low:g}, {x.high:g}], a range of more than {2**12} integers"
+            text = f"it rounds values in [{x.low:g}, {x.high:g}], a range of more than {2**12} integers"
+            raise CannotCompile(Refusal.EXPLODES, text)
         return Real(float(function(x.low)), float(function(x.high)), 1)
 
     return rule
 
 
-RULES: dict[str, Callable[..., Real | str]] = {
+ROUNDINGS: dict[str, tuple[Callable[[float], int], float]] = {
+    "floor": (math.floor, 0.0),
+    "ceil": (math.ceil, 1.0),
+    "round": (round_half_away, 0.5),
+}
+"""What rounds to integers, and how far below j the jump to j is."""
+
+RULES: dict[str, Callable[..., Real]] = {
     "float": lambda x: x,
     "shift": lambda x: replace(x, raw=False, denominator=None),
     "add": _add,
@@ -241,18 +256,8 @@ RULES: dict[str, Callable[..., Real | str]] = {
     "le": _compared,
     "gt": _compared,
     "ge": _compared,
-    "floor": _rounded(math.floor),
-    "ceil": _rounded(math.ceil),
-    "round": _rounded(lambda x: math.floor(x + 0.5)),
-}
-"""How each operation acts on intervals: the range of its values, or the reason why it has none."""
+} | {name: _rounded(function) for name, (function, _) in ROUNDINGS.items()}
+"""How each operation acts on intervals: the range of its values; raises :class:`CannotCompile` where it has none."""
 
-DISCRETE = {
-    "eq": (False, True),
-    "ne": (False, True),
-    "lt": (False, True),
-    "le": (False, True),
-    "gt": (False, True),
-    "ge": (False, True),
-}
+DISCRETE = dict.fromkeys(("eq", "ne", "lt", "le", "gt", "ge"), (False, True))
 """Operations of real numbers whose values are a set; those of floor, ceil and round are the integers of their range."""

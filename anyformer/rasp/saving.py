@@ -17,7 +17,7 @@ from anyformer.maps import ConstantMap, DenseMap, IdentityMap, LinearMap, LowRan
 from anyformer.memory import require_memory
 from anyformer.network import Branch, Network, Stage
 from anyformer.rasp.compiled import CompiledProgram, Outputs
-from anyformer.rasp.values import Reals
+from anyformer.rasp.sets import Reals
 from anyformer.storage import patiently, read_folder, write_folder
 
 KIND = "anyformer-rasp"

@@ -12,19 +12,17 @@ parts read, over all combinations of them.
 """
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from anyformer.rasp.graph import Relation
-from anyformer.rasp.operations import OPERATIONS, Undefined
-from anyformer.rasp.plan import Form, Score, number
+from anyformer.rasp.operations import Undefined
+from anyformer.rasp.plan import Form, Intervals, Part, Score, number
 from anyformer.rasp.ranges import RULES, Real, range_of
-from anyformer.rasp.tabulating import CannotCompile
-from anyformer.rasp.values import Finite, Unreachable
-
-if TYPE_CHECKING:
-    from anyformer.rasp.realising import Realisation
+from anyformer.rasp.refusals import CannotCompile, Refusal
+from anyformer.rasp.sets import Finite, Unreachable, kinds
+from anyformer.rasp.workshop import Workshop
 
 PAIRS = 2**16
 """The largest number of (key, query) combinations of values that one predicate is tabulated on."""
@@ -37,14 +35,15 @@ CLASSES = 2**10
 
 NUMPY = {"eq": np.equal, "ne": np.not_equal, "lt": np.less, "le": np.less_equal, "gt": np.greater, "ge": np.greater_equal}
 
-Offsets = tuple[tuple[int | None, int | None], ...]
+Compared = tuple[float, tuple[Form, Form], tuple[Form, Form | None]]
+"""The scale s of an equality, the forms of k and q, and of their squares; None for q^2 where the score is lifted."""
 
 
 class Selectors:
     """The scores of a graph's relations."""
 
-    def __init__(self, realisation: "Realisation"):
-        self._of = realisation
+    def __init__(self, workshop: Workshop):
+        self._of = workshop
         self._scores: dict[tuple[int, bool], Score] = {}
 
     def text(self, r: int) -> str:
@@ -58,11 +57,11 @@ class Selectors:
             try:
                 self._scores[r, lifted] = self._score(r, lifted)
             except CannotCompile as reason:
-                raise CannotCompile(f"{self.text(r)}: {reason}") from None
+                raise reason.inside(self.text(r)) from None
         return self._scores[r, lifted]
 
     def _score(self, r: int, lifted: bool) -> Score:
-        n = self._of.inference.max_length
+        n = self._of.known.max_length
         pairs: list[tuple[Form, Form]] = []
         allowed: np.ndarray | None = None
         count = 0
@@ -91,19 +90,17 @@ class Selectors:
 
     def _supports(self, r: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """The sources that keys and queries depend on."""
-        supports = self._of.inference.supports
-        sides = (
-            [supports[getattr(leaf, side)] for leaf in self._leaves(r) if not _trivial(leaf)] for side in ("keys", "queries")
-        )
+        supports = self._of.known.supports
+        sides = ([supports[getattr(leaf, side)] for leaf in self._leaves(r) if not leaf.trivial] for side in ("keys", "queries"))
         keys, queries = (tuple(sorted({s for support in side for s in support})) for side in sides)
         return keys, queries
 
     def _distances(self, r: int, negated: bool) -> np.ndarray | None:
         """Allowed[key - query + n - 1] where the relation depends on the distance alone, else None."""
-        graph, n = self._of.graph, self._of.inference.max_length
+        graph, n = self._of.graph, self._of.known.max_length
         keys, queries = self._supports(r)
         if any(graph.nodes[s].kind != "indices" for s in (*keys, *queries)) or any(
-            self._of.inference.tables[side] is None for leaf in self._leaves(r) for side in (leaf.keys, leaf.queries)
+            self._of.known.tables[side] is None for leaf in self._leaves(r) for side in (leaf.keys, leaf.queries)
         ):
             return None
         if n * n > POSITIONS:
@@ -116,13 +113,13 @@ class Selectors:
 
     def _table(self, r: int, keys: tuple[int, ...], queries: tuple[int, ...]) -> np.ndarray:
         """The relation over all combinations of source values, (keys, queries) each flattened."""
-        inference = self._of.inference
-        sizes = [math.prod(len(inference.values[s].values) for s in side) for side in (keys, queries)]  # type: ignore[union-attr]
+        sizes = [math.prod(self._of.known.sizes(side)) for side in (keys, queries)]
         places = all(self._of.graph.nodes[s].kind == "indices" for s in (*keys, *queries))
         if sizes[0] * sizes[1] > (POSITIONS if places else PAIRS):
             most = POSITIONS if places else PAIRS
             raise CannotCompile(
-                f"its value set explodes: {sizes[0]:,} x {sizes[1]:,} combinations of keys and queries, at most {most:,}"
+                Refusal.EXPLODES,
+                f"its value set explodes: {sizes[0]:,} x {sizes[1]:,} combinations of keys and queries, at most {most:,}",
             )
         return np.broadcast_to(self._evaluated(r, keys, queries), (sizes[0], sizes[1]))
 
@@ -133,21 +130,21 @@ class Selectors:
             if relation.kind == "not":
                 return ~parts[0]
             return parts[0] & parts[1] if relation.kind == "and" else parts[0] | parts[1]
-        if _trivial(relation):
+        if relation.trivial:
             return np.ones((1, 1), dtype=bool)
         columns = []
         for node, support in ((relation.keys, keys), (relation.queries, queries)):
-            sizes = [len(self._of.inference.values[s].values) for s in support]  # type: ignore[union-attr]
-            columns.append(np.broadcast_to(self._of.inference.spread(node, support), sizes).reshape(-1))
+            spread = self._of.known.spread(node, support)
+            columns.append(np.broadcast_to(spread, self._of.known.sizes(support)).reshape(-1))
         return self._predicate(relation, *columns)
 
     def _predicate(self, relation: Relation, keys: np.ndarray, queries: np.ndarray) -> np.ndarray:
         """predicate(key, query) for every pair of different values; an undefined value is selected by nothing (the run reports it)."""
         assert relation.operation is not None
-        key_kinds, key_of = _kinds(keys)
-        query_kinds, query_of = _kinds(queries)
-        name = relation.operation.name
-        if relation.operation is OPERATIONS.get(name) and name in NUMPY and all(map(_is_number, (*key_kinds, *query_kinds))):
+        key_kinds, key_of = kinds(keys.tolist())
+        query_kinds, query_of = kinds(queries.tolist())
+        name = relation.operation.known
+        if name in NUMPY and all(map(_is_number, (*key_kinds, *query_kinds))):
             k, q = (np.array(side, dtype=float) for side in (key_kinds, query_kinds))
             table = NUMPY[name](k[:, None], q[None])
         else:
@@ -158,88 +155,89 @@ class Selectors:
                         result = relation.operation(key, query)
                         if isinstance(result, Undefined):
                             raise CannotCompile(
-                                f"its predicate has no value for the key {key!r} and the query {query!r}: {result.reason}"
+                                Refusal.PREDICATE,
+                                f"its predicate has no value for the key {key!r} and the query {query!r}: {result.reason}",
                             )
                         table[i, j] = bool(result)
         return table[np.ix_(key_of, query_of)]
 
     def may_fail(self, r: int) -> bool:
         """Whether a key or query of the relation may have no value."""
-        sides = (self._of.inference.of(k) for leaf in self._leaves(r) if not _trivial(leaf) for k in (leaf.keys, leaf.queries))
+        sides = (self._of.known.of(k) for leaf in self._leaves(r) if not leaf.trivial for k in (leaf.keys, leaf.queries))
         return any(isinstance(side, Finite) and side.undefined is not None for side in sides)
 
     def _watch(self, r: int) -> None:
         for leaf in self._leaves(r):
-            if not _trivial(leaf):
+            if not leaf.trivial:
                 self._of.watch(leaf.keys)
                 self._of.watch(leaf.queries)
 
     def _equality(self, r: int, negated: bool, lifted: bool) -> list[tuple[Form, Form]] | None:
         """``1/2 - s (k - q)^2`` (lifted: plus ``s q^2``) where that is what it is and rounding leaves it alone, else None."""
-        relation, inference = self._of.graph.relations[r], self._of.inference
-        if negated or relation.kind != "select" or relation.operation is not OPERATIONS["eq"]:
+        relation, known = self._of.graph.relations[r], self._of.known
+        if negated or relation.kind != "select" or relation.operation is None or relation.operation.known != "eq":
             return None
-        keys, queries = inference.of(relation.keys), inference.of(relation.queries)
+        keys, queries = known.of(relation.keys), known.of(relation.queries)
         if isinstance(keys, Finite) and isinstance(queries, Finite):
-            if not keys.values or not queries.values:
-                return None
-            found = self._coded(keys, queries)
-            gap, magnitude, whole = found[2]
-            scale = 1.0 / gap**2
-            if not self._safe(scale, magnitude, whole):
-                return None
-            self._watch(r)
-            text = [self._of.text(side) for side in (relation.keys, relation.queries)]
-            numeric = keys.numeric and queries.numeric
-            k, q = (
-                self._of.form(node) if numeric else self._of.tabulated(node, codes, f"{name}, coded")
-                for node, codes, name in zip((relation.keys, relation.queries), found[:2], text, strict=True)
-            )
-            lifted = lifted and self._separable(scale, max(map(abs, found[1].values())))
-            k2, q2 = (
-                number(0.0)
-                if lifted and side
-                else self._of.tabulated(node, {v: c * c for v, c in codes.items()}, f"{name}, squared")
-                for side, (node, codes, name) in enumerate(zip((relation.keys, relation.queries), found[:2], text, strict=True))
-            )
+            found = self._coded(r, relation, keys, queries, lifted)
         else:
-            if any(isinstance(side, Finite) and (not side.numeric or side.undefined) for side in (keys, queries)):
-                raise CannotCompile("it compares real numbers with values that are none")
-            difference = RULES["sub"](range_of(keys), range_of(queries))
-            assert isinstance(difference, Real)
-            gap = difference.gap()
-            errors = self._of.error(relation.keys) + self._of.error(relation.queries)
-            if gap is None or errors > gap / 64:
-                raise CannotCompile("it compares real numbers that may come as near to each other as they like")
-            scale = 1.0 / gap**2
-            magnitude = range_of(keys).magnitude + range_of(queries).magnitude
-            if not self._safe(scale, magnitude, gap == 1):
-                raise CannotCompile(f"values {gap:.2g} apart and as large as {magnitude:.3g} do not fit the score of this dtype")
-            k, q = self._of.form(relation.keys), self._of.form(relation.queries)
-            lifted = lifted and self._separable(scale, range_of(queries).magnitude)
-            k2, q2 = (
-                number(0.0)
-                if lifted and side
-                else self._of.plan.compute(f"{self._of.text(node)}, squared", [("identity", form, form, 1.0)])
-                for side, (node, form) in enumerate(((relation.keys, k), (relation.queries, q)))
-            )
-        one = number(1.0)
-        if lifted:
-            return [(2.0 * scale * q, k), (one, -scale * k2 + number(0.5))]
-        return [(2.0 * scale * q, k), (one, -scale * k2), (-scale * q2 + number(0.5), one)]
+            found = self._real(relation, keys, queries, lifted)
+        if found is None:
+            return None
+        s, (k, q), (k2, q2) = found
+        if q2 is None:  # 1/2 - s (k - q)^2 + s q^2 = 2 s q k + (1/2 - s k^2)
+            return [(2.0 * s * q, k), (number(1.0), -s * k2 + number(0.5))]
+        return [(2.0 * s * q, k), (number(1.0), -s * k2), (-s * q2 + number(0.5), number(1.0))]
 
-    @staticmethod
-    def _coded(keys: Finite, queries: Finite) -> tuple[dict[Any, float], dict[Any, float], tuple[float, float, bool]]:
-        """One code for both sides, and of it the least distance, the largest sum of absolute values, and whether it is whole."""
-        if keys.numeric and queries.numeric:
-            k, q = keys.code(), queries.code()
-        else:
-            k = {value: float(i) for i, value in enumerate(keys.values)}
-            q = {value: k.get(value, -1.0) for value in queries.values}
-        numbers = np.unique([*k.values(), *q.values()])
+    def _coded(self, r: int, relation: Relation, keys: Finite, queries: Finite, lifted: bool) -> Compared | None:
+        """Equality of finite sets: of their numbers, or of codes that both sides have in common."""
+        if not keys.values or not queries.values:
+            return None
+        numeric = keys.numeric and queries.numeric
+        codes = _codes(keys, queries)
+        numbers = np.unique([*codes[0].values(), *codes[1].values()])
         gap = float(np.diff(numbers).min()) if len(numbers) > 1 else 1.0
-        magnitude = max(map(abs, k.values())) + max(map(abs, q.values()))
-        return k, q, (gap, magnitude, bool((numbers == np.round(numbers)).all()))
+        largest = [max(map(abs, side.values())) for side in codes]
+        scale = 1.0 / gap**2
+        if not self._safe(scale, sum(largest), bool((numbers == np.round(numbers)).all())):
+            return None
+        self._watch(r)
+        sides = list(zip((relation.keys, relation.queries), codes, strict=True))
+        k, q = (
+            self._of.form(node) if numeric else self._of.tabulated(node, code, self._named(node, "coded")) for node, code in sides
+        )
+        squares = [
+            None
+            if side and lifted and self._separable(scale, largest[1])
+            else self._of.tabulated(node, {v: c * c for v, c in code.items()}, self._named(node, "squared"))
+            for side, (node, code) in enumerate(sides)
+        ]
+        return scale, (k, q), (squares[0] or number(0.0), squares[1])
+
+    def _real(self, relation: Relation, keys: Finite | Real, queries: Finite | Real, lifted: bool) -> Compared:
+        """Equality of real numbers with a known spacing."""
+        if any(isinstance(side, Finite) and (not side.numeric or side.undefined) for side in (keys, queries)):
+            raise CannotCompile(Refusal.WORDS, "it compares real numbers with values that are none")
+        gap = RULES["sub"](range_of(keys), range_of(queries)).gap()
+        errors = self._of.error(relation.keys) + self._of.error(relation.queries)
+        if gap is None or errors > gap / 64:
+            near = "it compares real numbers that may come as near to each other as they like"
+            raise CannotCompile(Refusal.NEAR_VALUES, near)
+        scale = 1.0 / gap**2
+        magnitude = range_of(keys).magnitude + range_of(queries).magnitude
+        if not self._safe(scale, magnitude, gap == 1):
+            close = f"values {gap:.2g} apart and as large as {magnitude:.3g} do not fit the score of this dtype"
+            raise CannotCompile(Refusal.SCORES, close)
+        k, q = self._of.form(relation.keys), self._of.form(relation.queries)
+        k2 = self._squared(relation.keys, k)
+        q2 = None if lifted and self._separable(scale, range_of(queries).magnitude) else self._squared(relation.queries, q)
+        return scale, (k, q), (k2, q2)
+
+    def _squared(self, node: int, form: Form) -> Form:
+        return self._of.plan.compute(self._named(node, "squared"), [Part("identity", form, form)])
+
+    def _named(self, node: int, what: str) -> str:
+        return f"{self._of.known.text(node)}, {what}"
 
     def _safe(self, scale: float, magnitude: float, whole: bool) -> bool:
         """Whether rounding of the score stays far below the tie width (whole numbers are not rounded at all)."""
@@ -264,7 +262,7 @@ class Selectors:
         first_query = np.array([np.flatnonzero(query_class == j)[0] for j in range(query_class.max() + 1)])
         p = key_rows[:, first_query] - 0.5  # classes of keys x classes of queries
         if min(p.shape) > CLASSES:
-            raise CannotCompile(f"its head needs {min(p.shape):,} products, at most {CLASSES:,}")
+            raise CannotCompile(Refusal.CLASSES, f"its head needs {min(p.shape):,} products, at most {CLASSES:,}")
         sides = ((keys, key_class), (queries, query_class))
         if p.shape[0] <= p.shape[1]:
             key_forms = self._indicators(r, *sides[0], "key")
@@ -276,18 +274,16 @@ class Selectors:
 
     def _require_finite(self, r: int) -> None:
         for leaf in self._leaves(r):
-            for side in () if _trivial(leaf) else (leaf.keys, leaf.queries):
-                if self._of.inference.tables[side] is None:
+            for side in () if leaf.trivial else (leaf.keys, leaf.queries):
+                if self._of.known.tables[side] is None:
                     raise CannotCompile(
-                        f"{self._of.text(side)} is real-valued; only equality of values with a known spacing compiles"
+                        Refusal.REAL,
+                        f"{self._of.known.text(side)} is real-valued; only equality of values with a known spacing compiles",
                     )
-
-    def _shape(self, support: tuple[int, ...]) -> list[int]:
-        return [len(self._of.inference.values[s].values) for s in support]  # type: ignore[union-attr]
 
     def _indicators(self, r: int, support: tuple[int, ...], classes: np.ndarray, side: str) -> list[Form]:
         """[1, (value in class 1), (value in class 2), ..]."""
-        shape = self._shape(support)
+        shape = self._of.known.sizes(support)
         names = (f"{self.text(r)}, {side} class {i}" for i in range(1, classes.max() + 1))
         return [number(1.0)] + [
             self._of.over(support, (classes == i).astype(float).reshape(shape), name) for i, name in enumerate(names, 1)
@@ -299,7 +295,7 @@ class Selectors:
         if rows.shape[1] <= rows.shape[0]:
             ones = self._indicators(r, support, classes, side)
             return [self._mixed(row, ones) for row in rows]
-        shape = self._shape(support)
+        shape = self._of.known.sizes(support)
         names = (f"{self.text(r)}, {side} row {i}" for i in range(len(rows)))
         return [self._of.over(support, row[classes].reshape(shape), name) for row, name in zip(rows, names, strict=True)]
 
@@ -312,22 +308,19 @@ class Selectors:
         return total
 
 
-def _trivial(relation: Relation) -> bool:
-    return relation.operation is not None and relation.operation.name == "true"
+def _codes(keys: Finite, queries: Finite) -> tuple[dict[Any, float], dict[Any, float]]:
+    """One code for both sides: numbers are themselves, of other values a query that is no key has -1."""
+    if keys.numeric and queries.numeric:
+        return keys.code(), queries.code()
+    k = {value: float(i) for i, value in enumerate(keys.values)}
+    return k, {value: k.get(value, -1.0) for value in queries.values}
 
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, (int, float))
 
 
-def _kinds(values: np.ndarray) -> tuple[list[Any], list[int]]:
-    """The different values, and which of them each entry is."""
-    place: dict[Any, int] = {}
-    kinds = [place.setdefault(value, len(place)) for value in values.tolist()]
-    return list(place), kinds
-
-
-def _intervals(allowed: np.ndarray, n: int) -> Offsets:
+def _intervals(allowed: np.ndarray, n: int) -> Intervals:
     """The allowed distances as intervals, unbounded at the ends."""
     out: list[tuple[int | None, int | None]] = []
     edges = np.flatnonzero(np.diff(np.concatenate(([False], allowed, [False])).astype(int)))

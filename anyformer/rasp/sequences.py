@@ -10,6 +10,7 @@ mean over the selected keys, or ``default`` (0) where none is selected. Two form
 best selected key) and :func:`soft_aggregate` (one ordinary softmax head).
 """
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -217,7 +218,7 @@ def lift(value: Any) -> Sequence:
         raise AnyformerError("a selector was given where a sequence is needed; aggregate it, or take its selector_width")
     if not isinstance(value, LIFTED):
         raise AnyformerError(f"a constant must be a number, a Boolean or a string, got {type(value).__name__}")
-    if isinstance(value, float) and value - value != 0:
+    if isinstance(value, float) and not math.isfinite(value):
         raise AnyformerError(f"a constant must be finite, got {value}")
     return Constant(value)
 

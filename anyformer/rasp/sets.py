@@ -6,6 +6,7 @@ Reals(low, high)              tokens that are real numbers
 
 import math
 from collections.abc import Iterable
+from collections.abc import Sequence as List
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
@@ -74,6 +75,13 @@ def finite(values: Iterable[Value]) -> Finite:
     except TypeError:
         ordered = sorted(kept.values(), key=repr)
     return Finite(tuple(ordered), undefined)
+
+
+def kinds(values: List[Value]) -> tuple[list[Value], list[int]]:
+    """The different values, and which of them each entry is."""
+    place: dict[Value, int] = {}
+    which = [place.setdefault(value, len(place)) for value in values]
+    return list(place), which
 
 
 def means(values: Finite, n: int) -> list[float | int] | None:

@@ -27,6 +27,7 @@ from anyformer.rasp.compiled import CompiledProgram
 from anyformer.rasp.compiling import compile
 from anyformer.rasp.encoding import Layer
 from anyformer.rasp.linear_algebra import (
+    NOWHERE,
     OUTSIDE,
     Kept,
     Matrix,
@@ -42,9 +43,12 @@ from anyformer.rasp.linear_algebra import (
     transpose,
 )
 from anyformer.rasp.sequences import EQ, Sequence, aggregate, assume, select, soft_aggregate, tokens
-from anyformer.rasp.values import Reals
+from anyformer.rasp.sets import Reals
 
 Version = Literal["compact", "paper", "soft"]
+MASKED = 800.0
+"""How far scores of padding lie below all others: exp(-800) is 0 in float64."""
+
 Product = Callable[[Matrix, Matrix], Matrix]
 
 
@@ -140,7 +144,7 @@ def _head(
     scores = scores.map(lambda values: assume(layer.scale * values, -logits, logits))
     if layer.padding:
         column = given["valid"].at(tuple(given["valid"].position(0, p % layer.n) for p in range(layer.n**2)))
-        scores = scores.map(lambda values: values + (column - 1) * (2.0 * logits + 800.0))
+        scores = scores.map(lambda values: values + (column - 1) * (2.0 * logits + MASKED))
 
     def kept(i: int, j: int) -> bool:
         return j <= i or not layer.causal
@@ -156,7 +160,7 @@ def _averaged_head(scores: Matrix, value: Matrix, kept: Kept, label: str | None)
     """``mean_k e_ik v_kj / mean_k e_ik`` with ``e_ik = exp(score_ik - max_i)``: key (i, k) carries all e_ik v_kj, and for each column j a head
     averages them over row i at the positions of that column only, so that the sum of the heads is the numerator: 2 layers."""
     n, c = scores.rows, value.columns
-    group = by_position(row_groups(n, n, kept), -1)
+    group = by_position(row_groups(n, n, kept), NOWHERE)
     weights = exponentials(scores, [select(group, group, EQ)])
     weights.label = label
     rows = tuple(p // c for p in range(n * c))
@@ -172,7 +176,7 @@ def _averaged_head(scores: Matrix, value: Matrix, kept: Kept, label: str | None)
 def _soft_head(scores: Matrix, value: Matrix, kept: Kept) -> Matrix:
     """``softmax(scores) value`` with one softmax head; the query's position picks the column."""
     n, c = scores.rows, value.columns
-    group = by_position(row_groups(n, n, kept), -1)
+    group = by_position(row_groups(n, n, kept), NOWHERE)
     selected = select(group, by_position(tuple(p // c for p in range(n * c)), OUTSIDE), EQ)
     total: Any = None
     for j, carried in enumerate(_carried(value, n)):

@@ -13,15 +13,16 @@ import itertools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from fractions import Fraction
 
-from anyformer.rasp.plan import Form, Plan, number
-from anyformer.rasp.ranges import Real, rational
-from anyformer.rasp.tabulating import CannotCompile, Mode, Tabulation
+from anyformer.rasp.options import Mode
+from anyformer.rasp.plan import Form, Part, Plan, number
+from anyformer.rasp.ranges import ROUNDINGS, RULES, Real
+from anyformer.rasp.refusals import CannotCompile, Refusal
+from anyformer.rasp.tabulating import Tabulation
 
 KNOTS = 2**14
 """The largest number of knots of one table."""
-
-Part = tuple[str, Form, Form | None, float]
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,9 @@ CURVES = {
     "square": Curve(lambda x: x * x, lambda x: 2 * x, lambda _: 2.0),
 }
 
+RAMPS = ("relu", "abs", "max", "min")
+"""Operations that are piecewise linear with one corner."""
+
 
 class Smooth:
     """Writes operations of real numbers into a plan."""
@@ -58,17 +62,18 @@ class Smooth:
         if name == "mul":
             error = e[0] * r[1].magnitude + e[1] * r[0].magnitude + e[0] * e[1]
             if x[0] == x[1] and self.mode == "analytic":
-                return self.plan.compute(text, [("square", x[0], None, 1.0)]), error
+                return self.plan.compute(text, [Part("square", x[0])]), error
             return self._product(text, x[0], x[1]), error
         if name == "div":
             return self._quotient(text, x, r, e)
         if name == "where":
             return x[2] + self._product(text, x[0], x[1] - x[2]), max(e[1], e[2])
-        if name in ("relu", "abs", "max", "min"):
-            return self._ramp(name, text, x), sum(e)
+        if name in RAMPS:
+            linear, ramps = self._ramp(name, x)
+            return linear + self.plan.compute(text, [sign * Part("relu", gate) for gate, sign in ramps]), sum(e)
         if name == "pow":
             return self._power(text, x[0], r[0], e[0], int(r[1].low))
-        if name in ("floor", "ceil", "round"):
+        if name in ROUNDINGS:
             return self._rounded(name, text, x[0], r[0], e[0], tables), 0.0
         if name in ("eq", "ne", "lt", "le", "gt", "ge"):
             return self._compared(name, text, x, r, e, tables), 0.0
@@ -76,32 +81,36 @@ class Smooth:
             return self._reciprocal_or_zero(text, x[0], r[1].low, e[0])
         return self._function(name, text, x[0], r[0], e[0])
 
-    def fused(self, name: str, text: str, x: Form, y: Form) -> Form | None:
-        """``f(x) y`` in one unit, where f is a unit by itself; else None."""
-        if name == "relu" or (name in CURVES and self.mode == "analytic"):
-            return self.plan.compute(text, [(name, x, y, 1.0)])
+    def fused(self, name: str | None, text: str, x: list[Form], y: Form) -> Form | None:
+        """``f(x) y`` in one step, where f is a unit by itself or a sum of ReLU units and a linear form; else None."""
+        if name in CURVES and self.mode == "analytic":
+            return self.plan.compute(text, [Part(name, x[0], y)])
+        if name in RAMPS:
+            linear, ramps = self._ramp(name, x)
+            parts = [sign * Part("relu", gate, y) for gate, sign in ramps]
+            return self.plan.compute(text, parts + ([] if linear == number(0.0) else [Part("identity", linear, y)]))
         return None
 
     def _product(self, text: str, x: Form, y: Form) -> Form:
-        return self.plan.compute(text, [("identity", x, y, 1.0)])
+        return self.plan.compute(text, [Part("identity", x, y)])
 
     def _quotient(self, text: str, x: list[Form], r: list[Real], e: list[float]) -> tuple[Form, float]:
         if self.mode == "analytic":
             least = min(abs(r[1].low), abs(r[1].high))
-            form = self.plan.compute(text, [("reciprocal", x[1], x[0], 1.0)])
+            form = self.plan.compute(text, [Part("reciprocal", x[1], x[0])])
             return form, (e[0] + e[1] * r[0].magnitude / least) / least if e[0] or e[1] else 0.0
         inverse, error = self._function("reciprocal", f"1 / denominator of {text}", x[1], r[1], e[1])
         bound = e[0] / min(abs(r[1].low), abs(r[1].high)) + error * r[0].magnitude + e[0] * error
         return self._product(text, x[0], inverse), bound
 
-    def _ramp(self, name: str, text: str, x: list[Form]) -> Form:
+    @staticmethod
+    def _ramp(name: str, x: list[Form]) -> tuple[Form, list[tuple[Form, float]]]:
+        """A linear form and ReLU units (gate, sign) whose sum is the operation."""
         if name == "relu":
-            return self.plan.compute(text, [("relu", x[0], None, 1.0)])
+            return number(0.0), [(x[0], 1.0)]
         if name == "abs":
-            return self.plan.compute(text, [("relu", x[0], None, 1.0), ("relu", -1.0 * x[0], None, 1.0)])
-        difference = x[0] - x[1] if name == "max" else x[1] - x[0]
-        sign = 1.0 if name == "max" else -1.0
-        return x[1] + self.plan.compute(text, [("relu", difference, None, sign)])
+            return number(0.0), [(x[0], 1.0), (-1.0 * x[0], 1.0)]
+        return x[1], [(x[0] - x[1], 1.0) if name == "max" else (x[1] - x[0], -1.0)]
 
     def _power(self, text: str, x: Form, r: Real, error: float, exponent: int) -> tuple[Form, float]:
         if exponent == 0:
@@ -112,21 +121,15 @@ class Smooth:
         return form, exponent * (r.magnitude + error) ** (exponent - 1) * error
 
     def _rounded(self, name: str, text: str, x: Form, r: Real, error: float, tables: Tabulation) -> Form:
-        """A staircase with a step at every jump of the range: floor(x) = low + sum_j [x >= j]."""
-        jump, upward = {"floor": (0.0, True), "ceil": (0.0, False), "round": (0.5, True)}[name]
-        first, last = math.floor(r.low - jump) + 1, math.ceil(r.high - jump)
+        """A staircase with a step to every integer of the range: floor(x) = floor(low) + sum_j [x >= j]."""
+        function, below = ROUNDINGS[name]
+        gap = r.gap(Fraction(below))
         steps: list[Part] = []
-        gap = r.gap(rational(jump) or 1)
-        for j in range(first, last + 1):
-            at = j + jump
-            inclusive = upward if name != "round" else at > 0  # a half goes away from zero
+        for j in range(function(r.low) + 1, function(r.high) + 1):
+            at = j - below
+            inclusive = function(at) == j  # floor: always, ceil: never, round: above zero, since a half goes away from it
             steps += self._from(x, at, inclusive, 1.0, gap, error, tables)
-        base = {"floor": math.floor(r.low), "ceil": math.ceil(r.low), "round": math.floor(r.low + 0.5)}[name]
-        if name == "ceil":
-            steps = []
-            for j in range(math.ceil(r.low), math.ceil(r.high)):
-                steps += self._from(x, float(j), False, 1.0, gap, error, tables)
-        return (self.plan.compute(text, steps) if steps else number(0.0)) + number(base)
+        return (self.plan.compute(text, steps) if steps else number(0.0)) + number(function(r.low))
 
     def _from(
         self, x: Form, at: float, inclusive: bool, height: float, gap: float | None, error: float, tables: Tabulation
@@ -134,21 +137,20 @@ class Smooth:
         """Units that add ``height`` where x >= at (inclusive) or x > at."""
         if gap is None:  # unrounded input
             if self.mode == "standard":
-                raise CannotCompile("a jump at any real number is no ReLU table; use analytic mode")
+                raise CannotCompile(Refusal.JUMP, "a jump at any real number is no ReLU table; use analytic mode")
             if inclusive:
-                return [("step", number(at) - x, None, -height), ("step", number(1.0), None, height)]
-            return [("step", x - number(at), None, height)]
+                return [-height * Part("step", number(at) - x), height * Part("step", number(1.0))]
+            return [height * Part("step", x - number(at))]
         if error >= gap / 4:
-            raise CannotCompile(f"its argument has an error of up to {error:.2g}, too much for values {gap:.2g} apart")
+            raise CannotCompile(
+                Refusal.NEAR_JUMP, f"its argument has an error of up to {error:.2g}, too much for values {gap:.2g} apart"
+            )
         low, high = (at - 0.75 * gap, at - 0.25 * gap) if inclusive else (at + 0.25 * gap, at + 0.75 * gap)
         return tables.step(x, (low, high), height)
 
     def _compared(self, name: str, text: str, x: list[Form], r: list[Real], e: list[float], tables: Tabulation) -> Form:
-        from anyformer.rasp.ranges import RULES
-
         z = x[0] - x[1]
         difference = RULES["sub"](r[0], r[1])
-        assert isinstance(difference, Real)
         raw = all(s.raw or s.low == s.high for s in r)
         gap, error = None if raw else difference.gap(), e[0] + e[1]
         above = self._from(z, 0.0, False, 1.0, gap, error, tables)
@@ -165,8 +167,8 @@ class Smooth:
 
     def _reciprocal_or_zero(self, text: str, x: Form, least: float, error: float) -> tuple[Form, float]:
         if self.mode == "standard":
-            raise CannotCompile("a jump from 0 to 1/least is no ReLU table; use analytic mode")
-        form = self.plan.compute(text, [("reciprocal_or_zero", (1 / least) * x, None, 1 / least)])
+            raise CannotCompile(Refusal.JUMP, "a jump from 0 to 1/least is no ReLU table; use analytic mode")
+        form = self.plan.compute(text, [(1 / least) * Part("reciprocal_or_zero", (1 / least) * x)])
         return form, error / least**2
 
     def _function(self, name: str, text: str, x: Form, r: Real, error: float) -> tuple[Form, float]:
@@ -174,16 +176,16 @@ class Smooth:
         curve = CURVES[name]
         if self.mode == "analytic":
             steepest = max(abs(curve.slope(r.low)), abs(curve.slope(r.high))) if error else 0.0
-            return self.plan.compute(text, [(name, x, None, 1.0)]), error * steepest
+            return self.plan.compute(text, [Part(name, x)]), error * steepest
         low, high = r.low - error, r.high + error
         if name in ("log", "reciprocal", "rsqrt", "sqrt") and low <= 0 < high:
-            raise CannotCompile(f"its argument may come as near to 0 as {low:.2g}; no table holds that")
+            raise CannotCompile(Refusal.DIVISOR, f"its argument may come as near to 0 as {low:.2g}; no table holds that")
         knots = _knots(curve, low, high, self.tolerance)
         parts: list[Part] = []
         before = 0.0
         for a, b in itertools.pairwise(knots):
             slope = (curve.value(b) - curve.value(a)) / (b - a)
-            parts.append(("relu", x - number(a), None, slope - before))
+            parts.append((slope - before) * Part("relu", x - number(a)))
             before = slope
         steepest = max(abs(curve.slope(low)), abs(curve.slope(high)))
         form = self.plan.compute(text, parts) if parts else number(0.0)
@@ -191,7 +193,7 @@ class Smooth:
 
 
 def _times(parts: list[Part], factor: float) -> list[Part]:
-    return [(function, gate, value, factor * c) for function, gate, value, c in parts]
+    return [factor * part for part in parts]
 
 
 def _knots(curve: Curve, low: float, high: float, tolerance: int | float) -> list[float]:
@@ -205,6 +207,7 @@ def _knots(curve: Curve, low: float, high: float, tolerance: int | float) -> lis
         knots.append(min(high, a + h))
         if len(knots) > KNOTS:
             raise CannotCompile(
-                f"a table of more than {KNOTS:,} ReLU units is needed on [{low:g}, {high:g}] for an error of {tolerance:g}"
+                Refusal.KNOTS,
+                f"a table of more than {KNOTS:,} ReLU units is needed on [{low:g}, {high:g}] for an error of {tolerance:g}",
             )
     return knots

@@ -15,13 +15,9 @@ from typing import Literal
 
 import numpy as np
 
-from anyformer.rasp.plan import Form, Plan, number
-
-Mode = Literal["analytic", "standard"]
-
-
-class CannotCompile(Exception):
-    """What cannot be built, and why. The compiler collects them."""
+from anyformer.rasp.options import Mode
+from anyformer.rasp.plan import Form, Part, Plan, number
+from anyformer.rasp.refusals import CannotCompile, Refusal
 
 
 @dataclass(frozen=True)
@@ -77,20 +73,21 @@ class Tabulation:
                 best = (len(steps[0]), gate, *steps)
         if best is None:
             digits = "float32" if self.eps > 1e-10 else "float64"
-            raise CannotCompile(f"{name}: its {table.size:,} combinations are too close to each other for {digits} to tell apart")
+            close = f"its {table.size:,} combinations are too close to each other for {digits} to tell apart"
+            raise CannotCompile(Refusal.COMBINATIONS, f"{name}: {close}")
         _, gate, gaps, levels = best
         if not gaps:
             return number(levels[0])
         units = [u for gap, a, b in zip(gaps, levels, levels[1:], strict=False) for u in self.step(gate, gap, b - a)]
         return self.plan.compute(name, units) + number(levels[0])
 
-    def step(self, z: Form, gap: tuple[float, float], height: float) -> list[tuple[str, Form, Form | None, float]]:
+    def step(self, z: Form, gap: tuple[float, float], height: float) -> list[Part]:
         """Units that add ``height`` where z is at the upper end of the gap or above it, and 0 at its lower end or below."""
         low, high = gap
         if self.mode == "analytic":
-            return [("step", z - number((low + high) / 2), None, height)]
+            return [height * Part("step", z - number((low + high) / 2))]
         slope = 1.0 / (high - low)
-        return [("relu", slope * (z - number(low)), None, height), ("relu", slope * (z - number(high)), None, -height)]
+        return [height * Part("relu", slope * (z - number(low))), -height * Part("relu", slope * (z - number(high)))]
 
 
 def _axis(i: int, ndim: int) -> list[int]:

@@ -37,7 +37,7 @@ def _culprit(program: Expression, evaluation: Evaluation, error: AnyformerError)
     node, undefined = program, evaluation.raw(program)[position]
     while isinstance(node, Elementwise):
         parts = node.arguments
-        if node.operation.name == "where":
+        if node.operation.known == "where":
             condition = evaluation.raw(parts[0])[position]
             parts = (parts[0],) if isinstance(condition, Undefined) else (parts[1 if condition else 2],)
         inner = [part for part in parts if isinstance(evaluation.raw(part)[position], Undefined)]

@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 
+from anyformer.console import show
 from anyformer.errors import AnyformerError
 from anyformer.options import Simulate
 from anyformer.rasp.encoding import Layer, reference
@@ -41,8 +42,6 @@ def simulate(options: Simulate) -> tuple[dict[str, Any], int]:
         "compile_seconds": seconds,
     }
     if not options.as_json:
-        from anyformer.console import show
-
         rows = "\n".join(
             "  " + "  ".join(f"{x:9.5f}" for x in ours) + "     " + "  ".join(f"{x:9.5f}" for x in theirs)
             for ours, theirs in zip(found.tolist(), wanted.tolist(), strict=True)

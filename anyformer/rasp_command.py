@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from anyformer.console import show
 from anyformer.errors import AnyformerError
 from anyformer.options import Rasp
 from anyformer.rasp.compiled import CompiledProgram, agree
@@ -11,7 +12,7 @@ from anyformer.rasp.language.environment import chosen, load_rasp, read_input
 from anyformer.rasp.language.kinds import Ran
 from anyformer.rasp.language.prompt import prompt
 from anyformer.rasp.sequences import Selector, Sequence
-from anyformer.rasp.values import Reals
+from anyformer.rasp.sets import Reals
 
 
 def rasp(options: Rasp) -> tuple[dict[str, Any], int]:
@@ -34,8 +35,6 @@ def rasp(options: Rasp) -> tuple[dict[str, Any], int]:
     if compiled is not None:
         result |= {"output": compiled(tokens)} | _sizes(compiled)
     if not options.as_json:
-        from anyformer.console import show
-
         name = options.name or program.label or "out"
         lines = display.ran(name, Ran(program, tokens, values), environment.wide)
         if compiled is not None:

@@ -10,11 +10,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from anyformer.errors import AnyformerError, OutsideClass
+from anyformer.errors import AnyformerError
 from anyformer.rasp.compiled import agree, edge_inputs, shown
 from anyformer.rasp.compiling import compile
 from anyformer.rasp.interpreter import Evaluation
 from anyformer.rasp.random_programs import Case, Fragment, random_case
+from anyformer.rasp.refusals import NotCompiled
 
 
 @dataclass
@@ -36,44 +37,6 @@ class Report:
         """Refused programs over all."""
         return sum(self.refused.values()) / max(1, self.programs)
 
-    def lines(self) -> list[str]:
-        """The report as text."""
-        head = (
-            f"{self.fragment}: {self.programs:,} programs, {self.inputs:,} inputs ({self.undefined:,} on which both have no value), "
-            f"{len(self.mismatches)} mismatches, {sum(self.refused.values()):,} refused ({self.refused_share:.1%}), {self.seconds:.0f} s"
-        )
-        return [head, *(f"  {count:5,}  {reason}" for reason, count in self.refused.most_common()), *self.mismatches]
-
-
-REASONS = {
-    "explodes": "a value set explodes",
-    "products, at most": "a predicate has too many classes of values",
-    "predicate has no value": "a predicate is undefined for some pair of values",
-    "no value at all": "a part has no value on any input",
-    "to tell apart": "values too close to each other for the dtype",
-    "ties in this dtype": "values too close to each other for the dtype",
-    "do not fit the score": "values too close to each other for the dtype",
-    "nearly equal": "real scores whose order rounding decides",
-    "near to each other": "a comparison that rounding decides",
-    "near to a jump": "a jump that rounding decides",
-    "divides by values": "a divisor that may be 0",
-    "near to 0": "a divisor that may be 0",
-    "it must be": "an argument outside the domain of log or sqrt",
-    "too large for a float": "a number too large for a float",
-    "mixes words": "an average of words and numbers",
-    "is no number": "a default that is no number",
-    "are no numbers": "words where numbers are needed",
-    "is real-valued": "a real number where a set of values is needed",
-    "is not an operation of real numbers": "a function without a rule for real numbers",
-}
-"""What a refusal says, and how it is counted."""
-
-
-def reason_of(refusal: OutsideClass) -> str:
-    """The kind of a refusal."""
-    text = str(refusal)
-    return next((kind for part, kind in REASONS.items() if part in text), text[-120:])
-
 
 def check_random_programs(count: int, seed: int = 0, fragment: Fragment = "categorical", first: int = 0) -> Report:
     """Compile ``count`` random programs of a fragment and compare each with the interpreter on about ten inputs."""
@@ -90,8 +53,8 @@ def check_case(case: Case, report: Report, name: str) -> None:
     report.programs += 1
     try:
         compiled = compile(case.program, case.vocab, case.max_length, check=False, **case.options)
-    except OutsideClass as refusal:
-        kind = reason_of(refusal)
+    except NotCompiled as refusal:
+        kind = refusal.kinds[0].value
         report.refused[kind] += 1
         report.examples.setdefault(kind, f"{name}: {refusal}")
         return
