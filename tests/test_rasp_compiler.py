@@ -37,7 +37,7 @@ from anyformer.rasp.library import histogram, latest, reverse
 from anyformer.rasp.plan import Part, number
 from anyformer.rasp.random_programs import Case as RandomCase
 from anyformer.rasp.random_programs import random_case
-from anyformer.rasp.tabulating import Tabulation
+from anyformer.rasp.steps import Steps
 
 LEVELS: dict[str, dict[str, Any]] = {
     "float64": {},
@@ -270,7 +270,7 @@ def test_what_has_no_value_fails_in_the_interpreter_and_in_the_network(program: 
 
 def test_the_check_after_compilation_sees_a_wrong_network(monkeypatch: pytest.MonkeyPatch) -> None:
     """A staircase with its levels shifted compiles, and is refused by the check."""
-    monkeypatch.setattr(Tabulation, "step", lambda self, z, gap, height: [height * Part("step", z - number(gap[1] + 0.01))])
+    monkeypatch.setattr(Steps, "units", lambda self, z, step, largest: [step.height * Part("step", z - number(step.high + 0.01))])
     with pytest.raises(AnyformerError, match=r"differs from its meaning|fails on"):
         compile(histogram(), "abc", 5)
 

@@ -17,6 +17,7 @@ from anyformer.rasp import (
     apply,
     indices,
     interpret,
+    length,
     maximum,
     select,
     selector_width,
@@ -202,3 +203,39 @@ def test_sorting_alters_no_number(size: int) -> None:
 
 def test_a_round_of_group_sort_is_one_layer():
     assert [rasp.compile(L.group_sort(size), Reals(-9, 9), 8, check=False).layers for size in (1, 2, 3, 4)] == [0, 1, 3, 4]
+
+
+AVERAGE = aggregate(select(indices, indices, LEQ), tokens)
+
+
+@pytest.mark.parametrize("attention", ["hard", "softmax"])
+@pytest.mark.parametrize(
+    "program, vocab, n",
+    [
+        (where(AVERAGE < tokens, AVERAGE, tokens), (-2, 0.001, 3), 2),
+        (where(AVERAGE == tokens, 5, indices), (-2, 0.001, 3, 1), 2),
+        (where(AVERAGE < tokens, AVERAGE, tokens), (0.01, 1, -2, 3), 3),
+        (where(AVERAGE < tokens, tokens, 0), tuple(range(0, 1000, 50)), 3),
+        (where(AVERAGE > tokens, 1, 0), (0.25, 1 / 3, 7), 3),
+        (selector_width(select(tokens, tokens, EQ)), "abc", 12),
+        (aggregate(select(indices, length - indices - 1, EQ), tokens), "abcd", 12),
+        ((AVERAGE < tokens).map(int), (-2, 3), 2),
+    ],
+)
+def test_steps_of_relu_units_in_float32_are_right_or_refused(program, vocab, n, attention):
+    """A standard step is a difference of two numbers of size |z| / gap: float32 may not hold it. Without the check after compilation."""
+    try:
+        compiled = rasp.compile(program, vocab, n, mode="standard", dtype="float32", attention=attention, check=False)
+    except OutsideClass as refused:
+        assert "differences of ReLU units" in str(refused) and vocab[0] in (-2, 0.01, 0.25)  # the others compile
+        return
+    rng = random.Random(0)
+    for size in (*range(1, n + 1), *[n] * 20):
+        given = [rng.choice(vocab) for _ in range(size)]
+        for got, wanted in zip(compiled(given), interpret(program, given), strict=True):
+            assert got == wanted or abs(got - wanted) < 1e-4 * (1 + abs(wanted))
+
+
+def test_a_refused_step_says_what_to_do():
+    with pytest.raises(OutsideClass, match=r"may be off by .* in float32; use mode='analytic' or float64"):
+        rasp.compile(where(AVERAGE == tokens, 5, indices), (-2, 0.001, 3, 1), 2, mode="standard", dtype="float32")

@@ -108,6 +108,7 @@ def _realised(graph: Graph, text: str, options: Options, joint: int) -> Realisat
         with _deep(len(graph.nodes)):
             realisation.form(root)
             realisation.watch(root)
+            realisation.output_error(root)
             for k in parts:  # a part that may fail fails the run, whether or not its value is used
                 realisation.watch_aggregate(k)
         return realisation
@@ -152,7 +153,7 @@ def _network(realisation: Realisation, outputs: list[Form], text: str, options: 
         names=stream.names,
         written=stream.written,
         mode=options.mode,
-        error=realisation.error(root),
+        error=realisation.output_error(root),
         causal=causal,
         notes=tuple(dict.fromkeys(realisation.notes)),
     )

@@ -6,6 +6,7 @@ Everything is a :class:`Form`, a linear form of coordinates and the constant fea
 probe columns. A head or unit runs as early as its forms allow, so the plan has as few layers as the program has dependent steps.
 """
 
+import math
 from collections.abc import Iterable
 from collections.abc import Sequence as List
 from dataclasses import dataclass, field, replace
@@ -130,6 +131,10 @@ class Plan:
     token_input: int | None = None
     heads: list[Head] = field(default_factory=list)
     units: list[Unit] = field(default_factory=list)
+    slips: dict[int, float] = field(default_factory=dict)
+    """How far a coordinate may be off beyond rounding, where it may: sums of steps of ReLU units, and what is averaged from them."""
+    sizes: dict[int, float] = field(default_factory=dict)
+    """How large a coordinate may be, where that is known: functions of finite sets, and averages of them."""
     _heads: dict[tuple, Head] = field(default_factory=dict)
     _units: dict[tuple, Unit] = field(default_factory=dict)
 
@@ -146,9 +151,18 @@ class Plan:
         """When all these forms can be read."""
         return max((self.coordinates[c].time for form in forms if form is not None for c, _ in form.terms), default=0)
 
+    def slip(self, form: Form) -> float:
+        """How far the form may be off beyond rounding."""
+        return sum(abs(w) * self.slips.get(c, 0.0) for c, w in form.terms)
+
+    def size(self, form: Form) -> float:
+        """How large the form may be; infinite where that is not known."""
+        return abs(form.constant) + sum(abs(w) * self.sizes.get(c, math.inf) for c, w in form.terms)
+
     def embedded(self, name: str, values: np.ndarray, table: Literal["tokens", "indices"]) -> Form:
         """A function of the token or of the position, written by the embedding."""
         place = self.coordinate(name, 0)
+        self.sizes[place] = float(np.abs(values).max(initial=0.0))
         (self.token_columns if table == "tokens" else self.index_columns)[place] = values
         return self.form(place)
 
@@ -164,13 +178,21 @@ class Plan:
             if written == value:
                 return self.form(place)
         place = self.coordinate(name, time)
+        self._note(place, self.slip(value), self.size(value))
         head.writes[place] = value
         return self.form(place)
 
-    def compute(self, name: str, parts: List[Part]) -> Form:
-        """A coordinate with the sum of the parts; equal units at one time are one unit."""
+    def _note(self, place: int, slip: float, size: float) -> None:
+        if slip:
+            self.slips[place] = slip
+        if size < math.inf:
+            self.sizes[place] = size
+
+    def compute(self, name: str, parts: List[Part], slip: float = 0.0, size: float = math.inf) -> Form:
+        """A coordinate with the sum of the parts, which may be off by ``slip`` and as large as ``size``; equal units at one time are one."""
         time = _next(max(self.time(part.gate, part.value) for part in parts), attention=False)
         place = self.coordinate(name, time)
+        self._note(place, slip, size)
         for part in parts:
             key = (time, part.function, part.gate, part.value)
             if key not in self._units:

@@ -19,7 +19,7 @@ from anyformer.rasp.plan import FAULT, Form, Part, Score, number
 from anyformer.rasp.ranges import DISCRETE, ROUNDINGS, Real, constant_of, range_of
 from anyformer.rasp.refusals import CannotCompile, Refusal
 from anyformer.rasp.selecting import Selectors
-from anyformer.rasp.sets import Finite
+from anyformer.rasp.sets import Finite, distance
 from anyformer.rasp.smooth import Smooth
 from anyformer.rasp.tabulating import Source
 from anyformer.rasp.weighting import all_numbers, best, soft
@@ -59,6 +59,17 @@ class Realisation(Workshop):
         by_constant = (name == "mul" and constants != [None, None]) or (name == "div" and bool(constants[1]))
         return name in ("add", "sub", "neg", "assume", "float", "shift") or by_constant
 
+    def output_error(self, k: int) -> float:
+        """A bound of how far the output k may be off: what is told apart by its set of values is not. Refuses what is not told apart."""
+        off, found = self.plan.slip(self.form(k)), self.known.of(k)
+        if not isinstance(found, Finite):
+            return self.error(k) + off
+        if off > distance(found.codes()) / 4:
+            raise CannotCompile(
+                Refusal.ROUNDING, f"{self.known.text(k)} may be off by {off:.1e}, too much for its values; use mode='analytic'"
+            )
+        return self.error(k)
+
     def watch_aggregate(self, k: int) -> None:
         """Build node k if it is an aggregate or width that may be undefined on some input, for its fault."""
         node = self.graph.nodes[k]
@@ -81,7 +92,13 @@ class Realisation(Workshop):
                 f"{self.known.text(k)} as w/(w+1)", score, "hard", number(1.0), self.selectors.text(node.relation)
             )
             widths = np.array(found.values, dtype=float)
-            return Source(share, widths / (widths + 1.0))
+            shared = Source(share, widths / (widths + 1.0))
+            if not self.tables.steps.coarse:
+                return shared
+            whole = self.tables.form(
+                self.known.text(k), [(k, shared)], widths
+            )  # one layer more: tables of 1/2, 2/3, .. are lost to rounding
+            return Source(whole, widths)
         return Source(self.form(k), found.codes())
 
     def make_form(self, k: int, node: Node) -> Form:
@@ -174,7 +191,7 @@ class Realisation(Workshop):
         assert name is not None
         forms = [self.form(i) for i in a]
         ranges = [range_of(self.known.of(i)) for i in a]
-        errors = [self.error(i) for i in a]
+        errors = [self.error(i) + self.plan.slip(self.form(i)) for i in a]
         if name in DISCRETE:
             ranges = [self.known.compared_range(i, a) for i in a]
             if any(r.raw for r in ranges):
@@ -201,9 +218,14 @@ class Realisation(Workshop):
                 a[0], {v: float(bool(v)) for v in self._set(a[0]).values}, f"whether {self.known.text(a[0])}"
             )
         try:
-            form, self.errors[k] = self.smooth.operation(name, self.known.text(k), forms, ranges, errors, self.tables)
+            form, error = self.smooth.operation(name, self.known.text(k), forms, ranges, errors, self.tables)
+            found = self.known.of(k)
+            if isinstance(found, Finite) and error:  # tables and outputs tell its values apart
+                self.plan.slips[form.terms[-1][0]] = error
+                error = 0.0
         except CannotCompile as reason:
             raise reason.inside(self.known.text(k)) from None
+        self.errors[k] = error
         return form
 
     def _rounded_inputs(self) -> None:

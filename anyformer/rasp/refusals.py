@@ -28,6 +28,7 @@ class Refusal(Enum):
     REAL = "a real number where a set of values is needed"
     NO_RULE = "a function without a rule for real numbers"
     JUMP = "a jump that no table of ReLU units has"
+    ROUNDING = "steps of ReLU units that rounding spoils"
     KNOTS = "a table of too many ReLU units"
     LOOKS_AHEAD = "a selector that looks ahead"
 

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from anyformer.rasp.cardinality import cardinality
 from anyformer.rasp.graph import Relation
 from anyformer.rasp.operations import Undefined
 from anyformer.rasp.plan import Form, Intervals, Part, Score, number
@@ -72,8 +73,22 @@ class Selectors:
             else:
                 pairs += self._equality(part, negated, lifted) or self._general(part, negated)
                 count += 1
+        self._require_quiet(r, pairs)
         pairs.append((number(1.0), number(0.5 - 0.5 * count)))
         return Score(tuple(pairs), None if allowed is None or allowed.all() else _intervals(allowed, n))
+
+    def _require_quiet(self, r: int, pairs: list[tuple[Form, Form]]) -> None:
+        """Refuse a score that steps of ReLU units may move across 0, or out of a tie where two keys may be selected:
+        |delta(q k)| <= delta(q) |k| + |q| delta(k), and what no key knows of moves all scores alike."""
+        plan = self._of.plan
+        off = [sum(plan.slip(a) * plan.size(b) for a, b in ((q, k), (k, q)) if plan.slip(a)) for q, k in pairs]
+        apart = sum(o for o, (_, k) in zip(off, pairs, strict=True) if k.terms)
+        if sum(off) > 1 / 8 or (apart > self._of.tie / 4 and not cardinality(self._of.known, r).at_most_one):
+            raise CannotCompile(
+                Refusal.ROUNDING,
+                f"its score reads differences of ReLU units and may be off by {sum(off):.1e}: at most 0.12 is safe, and {self._of.tie / 4:.1e} "
+                "between keys that are selected together; use mode='analytic'" + (" or float64" if self._of.eps > 1e-10 else ""),
+            )
 
     def _factors(self, r: int, negated: bool) -> list[tuple[int, bool]]:
         """Relations that are anded together, each as it is or negated."""

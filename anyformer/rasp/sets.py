@@ -77,6 +77,13 @@ def finite(values: Iterable[Value]) -> Finite:
     return Finite(tuple(ordered), undefined)
 
 
+def distance(codes: np.ndarray) -> float:
+    """The least distance of two numbers that differ by more than rounding, infinite where there is one only."""
+    gaps = np.diff(np.unique(codes))
+    gaps = gaps[gaps > 1e-12 * np.abs(codes).max(initial=0.0)]
+    return float(gaps.min()) if len(gaps) else math.inf
+
+
 def kinds(values: List[Value]) -> tuple[list[Value], list[int]]:
     """The different values, and which of them each entry is."""
     place: dict[Value, int] = {}

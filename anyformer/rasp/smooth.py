@@ -19,6 +19,7 @@ from anyformer.rasp.options import Mode
 from anyformer.rasp.plan import Form, Part, Plan, number
 from anyformer.rasp.ranges import ROUNDINGS, RULES, Real
 from anyformer.rasp.refusals import CannotCompile, Refusal
+from anyformer.rasp.steps import Step
 from anyformer.rasp.tabulating import Tabulation
 
 KNOTS = 2**14
@@ -125,36 +126,42 @@ class Smooth:
         function, below = ROUNDINGS[name]
         gap = r.gap(Fraction(below))
         steps: list[Part] = []
+        slip = 0.0
         for j in range(function(r.low) + 1, function(r.high) + 1):
             at = j - below
             inclusive = function(at) == j  # floor: always, ceil: never, round: above zero, since a half goes away from it
-            steps += self._from(x, at, inclusive, 1.0, gap, error, tables)
-        return (self.plan.compute(text, steps) if steps else number(0.0)) + number(function(r.low))
+            units, off = self._from(x, at, inclusive, gap, error, tables, r.magnitude)
+            steps, slip = steps + units, slip + off
+        if not steps:
+            return number(function(r.low))
+        tables.steps.require(slip, 1.0)
+        return self.plan.compute(text, steps, slip) + number(function(r.low))
 
     def _from(
-        self, x: Form, at: float, inclusive: bool, height: float, gap: float | None, error: float, tables: Tabulation
-    ) -> list[Part]:
-        """Units that add ``height`` where x >= at (inclusive) or x > at."""
+        self, x: Form, at: float, inclusive: bool, gap: float | None, error: float, tables: Tabulation, largest: float
+    ) -> tuple[list[Part], float]:
+        """Units that add 1 where x >= at (inclusive) or x > at, for |x| up to ``largest``, and how far they may be off."""
         if gap is None:  # unrounded input
             if self.mode == "standard":
                 raise CannotCompile(Refusal.JUMP, "a jump at any real number is no ReLU table; use analytic mode")
             if inclusive:
-                return [-height * Part("step", number(at) - x), height * Part("step", number(1.0))]
-            return [height * Part("step", x - number(at))]
+                return [-1.0 * Part("step", number(at) - x), Part("step", number(1.0))], 0.0
+            return [Part("step", x - number(at))], 0.0
         if error >= gap / 4:
             raise CannotCompile(
                 Refusal.NEAR_JUMP, f"its argument has an error of up to {error:.2g}, too much for values {gap:.2g} apart"
             )
         low, high = (at - 0.75 * gap, at - 0.25 * gap) if inclusive else (at + 0.25 * gap, at + 0.75 * gap)
-        return tables.step(x, (low, high), height)
+        step, largest = Step(low, high, 1.0), largest + error
+        return tables.steps.units(x, step, largest), tables.steps.slip(x, [step], largest)
 
     def _compared(self, name: str, text: str, x: list[Form], r: list[Real], e: list[float], tables: Tabulation) -> Form:
         z = x[0] - x[1]
         difference = RULES["sub"](r[0], r[1])
         raw = all(s.raw or s.low == s.high for s in r)
         gap, error = None if raw else difference.gap(), e[0] + e[1]
-        above = self._from(z, 0.0, False, 1.0, gap, error, tables)
-        below = self._from(-1.0 * z, 0.0, False, 1.0, gap, error, tables)
+        above, off = self._from(z, 0.0, False, gap, error, tables, difference.magnitude)
+        below, _ = self._from(-1.0 * z, 0.0, False, gap, error, tables, difference.magnitude)
         parts, base = {
             "gt": (above, 0.0),
             "le": (_times(above, -1.0), 1.0),
@@ -163,7 +170,9 @@ class Smooth:
             "ne": (above + below, 0.0),
             "eq": (_times(above + below, -1.0), 1.0),
         }[name]
-        return self.plan.compute(text, parts) + number(base)
+        slip = 2 * off if name in ("ne", "eq") else off
+        tables.steps.require(slip, 1.0)
+        return self.plan.compute(text, parts, slip) + number(base)
 
     def _reciprocal_or_zero(self, text: str, x: Form, least: float, error: float) -> tuple[Form, float]:
         if self.mode == "standard":

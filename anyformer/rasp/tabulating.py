@@ -3,8 +3,9 @@ position alone, else a staircase of step units over one linear form z of the sou
 
     f = f(z_0) + sum_i (f(z_i) - f(z_(i-1))) [z > (z_i + z_(i-1)) / 2]
 
-A staircase is exact on the set and forgets rounding: noise below half a gap of z changes nothing. In standard mode a step is two ReLU
-units with a slope inside the gap. A function of several sources needs one z that tells all combinations apart which f tells apart; of
+A staircase is exact on the set and forgets rounding: noise below a quarter of a gap of z changes nothing. In standard mode a step is two
+ReLU units with a slope in the middle of the gap (:mod:`anyformer.rasp.steps`, which bounds what rounding leaves of their difference). A
+function of several sources needs one z that tells all combinations apart which f tells apart; of
 several candidates (sums, differences, mixed radix) the one with the fewest steps is taken.
 """
 
@@ -18,6 +19,7 @@ import numpy as np
 from anyformer.rasp.options import Mode
 from anyformer.rasp.plan import Form, Part, Plan, number
 from anyformer.rasp.refusals import CannotCompile, Refusal
+from anyformer.rasp.steps import Step, Steps
 
 
 @dataclass(frozen=True)
@@ -34,8 +36,8 @@ class Tabulation:
 
     def __init__(self, plan: Plan, mode: Mode, eps: float):
         self.plan = plan
-        self.mode = mode
         self.eps = eps
+        self.steps = Steps(mode, eps)
         self._done: dict[tuple, Form] = {}
 
     def form(self, name: str, sources: list[tuple[int, Source]], table: np.ndarray) -> Form:
@@ -64,30 +66,33 @@ class Tabulation:
 
     def staircase(self, name: str, sources: list[Source], table: np.ndarray) -> Form:
         """A function as steps over one linear form of its sources: whole numbers without rounding."""
-        best: tuple[int, Form, list[tuple[float, float]], list[float]] | None = None
+        best: tuple[int, Form, list[tuple[float, float]], list[float], list[np.ndarray]] | None = None
         for weights in _projections(sources, table):
-            z = sum(w * s.codes.reshape(_axis(i, table.ndim)) for i, (w, s) in enumerate(zip(weights, sources, strict=True)))
-            steps = _steps(np.broadcast_to(z, table.shape).reshape(-1), table.reshape(-1), self.eps)
+            terms = [w * s.codes.reshape(_axis(i, table.ndim)) for i, (w, s) in enumerate(zip(weights, sources, strict=True))]
+            z = sum(terms)
+            gate = sum((w * s.form for w, s in zip(weights, sources, strict=True)), number(0.0))
+            slip = self.plan.slip(gate)
+            steps = _steps(np.broadcast_to(z, table.shape).reshape(-1), table.reshape(-1), self.eps, slip)
             if steps is not None and (best is None or len(steps[0]) < best[0]):
-                gate = sum((w * s.form for w, s in zip(weights, sources, strict=True)), number(0.0))
-                best = (len(steps[0]), gate, *steps)
+                best = (len(steps[0]), gate, *steps, terms)
         if best is None:
             digits = "float32" if self.eps > 1e-10 else "float64"
             close = f"its {table.size:,} combinations are too close to each other for {digits} to tell apart"
             raise CannotCompile(Refusal.COMBINATIONS, f"{name}: {close}")
-        _, gate, gaps, levels = best
+        _, gate, gaps, levels, terms = best
         if not gaps:
             return number(levels[0])
-        units = [u for gap, a, b in zip(gaps, levels, levels[1:], strict=False) for u in self.step(gate, gap, b - a)]
-        return self.plan.compute(name, units) + number(levels[0])
-
-    def step(self, z: Form, gap: tuple[float, float], height: float) -> list[Part]:
-        """Units that add ``height`` where z is at the upper end of the gap or above it, and 0 at its lower end or below."""
-        low, high = gap
-        if self.mode == "analytic":
-            return [height * Part("step", z - number((low + high) / 2))]
-        slope = 1.0 / (high - low)
-        return [height * Part("relu", slope * (z - number(low))), -height * Part("relu", slope * (z - number(high)))]
+        steps = [Step(*gap, b - a) for gap, a, b in zip(gaps, levels, levels[1:], strict=False)]
+        known, largest = ~np.isnan(table), float(np.abs(sum(terms)).max())
+        members = [np.broadcast_to(term, table.shape)[known] for term in terms]
+        slip = self.steps.measured(members, steps, table[known] - levels[0], largest)
+        least = float(np.diff(np.unique(levels)).min())
+        try:
+            self.steps.require(slip, least)
+        except CannotCompile as reason:
+            raise reason.inside(name) from None
+        units: list[Part] = [unit for step in steps for unit in self.steps.units(gate, step, largest)]
+        return self.plan.compute(name, units, slip, max(abs(level - levels[0]) for level in levels)) + number(levels[0])
 
 
 def _axis(i: int, ndim: int) -> list[int]:
@@ -153,13 +158,14 @@ def _projections(sources: list[Source], table: np.ndarray) -> Iterator[list[floa
         yield weights
 
 
-def _steps(z: np.ndarray, f: np.ndarray, eps: float) -> tuple[list[tuple[float, float]], list[float]] | None:
-    """The gaps of z at which f changes, and the levels of f before, between and after them; None where z does not tell f apart."""
+def _steps(z: np.ndarray, f: np.ndarray, eps: float, slip: float) -> tuple[list[tuple[float, float]], list[float]] | None:
+    """The gaps of z at which f changes, and the levels of f before, between and after them; None where z, which may be off by ``slip`` and
+    by rounding, does not tell f apart."""
     known = ~np.isnan(f)
     z, f = z[known], f[known]
     order = np.argsort(z, kind="stable")
     z, f = z[order], f[order]
-    least = 256 * eps * max(1e-300, float(np.abs(z).max()))
+    least = 256 * eps * max(1e-300, float(np.abs(z).max())) + 8 * slip
     changes = np.flatnonzero(f[1:] != f[:-1])
     if bool((z[changes + 1] - z[changes] <= least).any()):
         return None

@@ -30,7 +30,7 @@ def best(of: Workshop, k: int, node: Node, score: Score) -> Score:
     if of.softmax is not None:
         return _softly_best(of, k, node, score, of.softmax)
     factor = 2.0 * (2.0 * r.magnitude + 1.0)
-    least = 10 * of.tie * (1.0 + factor / 2 + r.magnitude)
+    least = 10 * of.tie * (1.0 + factor / 2 + r.magnitude) + 8 * of.plan.slip(of.form(node.arguments[1]))
     if isinstance(scores, Finite):
         gaps = np.diff(np.sort(scores.codes()))
         if len(gaps) and float(gaps.min()) <= least:
