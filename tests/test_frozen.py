@@ -13,8 +13,10 @@ from hypothesis import strategies as st
 import anyformer as af
 from anyformer.backbones import FrozenMasked, FrozenRandom
 from anyformer.backbones.frozen import Frozen, FrozenRecipe, attention_class
+from anyformer.classes import BranchClass, NetworkClass, StageClass
 from anyformer.errors import AnyformerError, OutsideClass
 from anyformer.learning.learner import LearnedProgram
+from anyformer.operators import Attention, Bidirectional, Causal, Window
 from anyformer.recipe import Recipe
 from anyformer.targets.transformer import TransformerConfig
 from anyformer.tasks import IGNORED
@@ -27,8 +29,8 @@ def config(heads: int, layers: int, **more) -> TransformerConfig:
     return TransformerConfig(vocab=VOCAB, heads=heads, layers=layers, head_dim=3, features=VOCAB, causal=True, **more)
 
 
-def learner(machine: Frozen, seed: int = 0, **options) -> LearnedProgram:
-    made = LearnedProgram(machine, VOCAB, LENGTH, rows=2, **options).double()
+def learner(machine: Frozen, seed: int = 0, length: int | None = LENGTH, **options) -> LearnedProgram:
+    made = LearnedProgram(machine, VOCAB, length, rows=2, **options).double()
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for p in made.parameters():
@@ -81,6 +83,51 @@ def test_every_run_and_every_gradient_is_the_literal_machines(kind, options, hea
     assert len(trace.patterns) == len(patterns)
     for got, want in zip(trace.patterns, patterns, strict=True):
         torch.testing.assert_close(got, want, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("residual", [False, True])
+@settings(max_examples=4 if settings.default.max_examples < 200 else 40)
+@given(
+    heads=st.integers(1, 3),
+    layers=st.integers(1, 3),
+    length=st.sampled_from([2 * VOCAB, 31, 32, 33]),
+    positions=st.booleans(),
+    few=st.booleans(),
+    mask=st.sampled_from([Causal(), Bidirectional(), Window(3, 2)]),
+)
+def test_long_rows_step_first_from_the_tables(kind, residual, heads, layers, length, positions, few, mask):
+    """Rows at least twice as long as the vocabulary are never gathered, and long causal ones are cut in halves."""
+    stage = StageClass((BranchClass(Attention(heads, 2, mask=mask)),))
+    machine = kind.for_class(NetworkClass((stage,) * min(layers, 4 - heads), VOCAB), residual=residual)
+    made = learner(machine, length, length=length if positions else None)
+    generator = torch.Generator().manual_seed(length)
+    tokens, labels = torch.randint(VOCAB, (2, 3, length), generator=generator)
+    if few:
+        labels[:, : length - 3] = IGNORED
+    wanted, held = literal_run(made, tokens)
+    F.cross_entropy(wanted.flatten(0, 1), labels.flatten()).backward()
+    made.gradients(tokens, labels)
+    for name, p in made.named_parameters():
+        torch.testing.assert_close(p.grad, held[name].grad, rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(made(tokens), wanted, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("case", ["padded", "own order", "apart"])
+def test_long_rows_with_their_own_positions(kind, case):
+    machine = kind.for_class(config(2, 2), residual=True)
+    program = learner(machine, length=2 * 40).program()
+    generator = torch.Generator().manual_seed(3)
+    tokens, positions, mask = torch.randint(VOCAB, (2, 40), generator=generator), None, None
+    if case == "padded":
+        mask = torch.ones(2, 40, dtype=torch.bool)
+        mask[0, :9] = mask[1, 33:] = False
+    else:
+        positions = torch.randperm(80, generator=generator)[:40].expand(2, 40)
+        positions = positions if case == "own order" else torch.stack((positions[0], positions[0].flip(0)))
+    wanted = machine.literal()(tokens, program, mask=mask, positions=positions)
+    torch.testing.assert_close(machine(tokens, program, mask=mask, positions=positions), wanted, rtol=1e-10, atol=1e-10)
 
 
 @pytest.mark.parametrize("kind", KINDS)

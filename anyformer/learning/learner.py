@@ -32,7 +32,8 @@ class LearnedProgram(nn.Module):
     """Parameters ``tokens`` (vocab, m), ``positions`` (n_max, m) or None, ``readout`` and ``norms`` (K, 2, m) or None, on a frozen machine.
 
     ``readout="free"``: U (m, out). ``readout="shared"``: one matrix (d_in, out) that every leaf of a masked machine shares, 0 on its other
-    coordinates: a restriction of U. Called with tokens (batch, n) it gives logits (batch, n, out).
+    coordinates: a restriction of U. Called with tokens (batch, n) it gives logits (batch, n, out), ``rows`` rows at a time (None: 64 of a
+    machine that folds, 16 of one whose stream is m wide).
     """
 
     leaves: Tensor
@@ -47,14 +48,14 @@ class LearnedProgram(nn.Module):
         coordinates: str = "embedding",
         norms: bool = False,
         token_names: tuple[str, ...] | None = None,
-        rows: int = 16,
+        rows: int | None = None,
     ):
         super().__init__()
         require_choice("LearnedProgram", "readout", readout, READOUTS)
         require_choice("LearnedProgram", "coordinates", coordinates, COORDINATES)
         out = machine.network_class.outputs
         self._machines = [machine, machine]  # in a list: a machine's maps are neither parameters nor buffers of the learner
-        self.token_names, self.rows = token_names, rows
+        self.token_names, self.rows = token_names, rows or (64 if machine.recipe.folds else 16)
         if coordinates == "reads":
             self._require_reads(machine, readout)
             machine = self._machines[1] = FrozenMasked(FrozenMasked.recipe_for(machine.network_class))
@@ -116,7 +117,7 @@ class LearnedProgram(nn.Module):
         """Logits."""
         self._check(tokens)
         tables = self.tables()
-        return torch.cat([self.runs_on.logits(tables, part, Context.of(part)) for part in tokens.split(self.rows)])
+        return torch.cat([self.runs_on.logits(tables, part, _in_order(part)) for part in tokens.split(self.rows)])
 
     def gradients(self, inputs: Int[Tensor, "batch n"], labels: Int[Tensor, "batch n"], total: int | None = None) -> float:
         """The cross-entropy summed over scored positions over ``total`` of them (default: all of these), its gradients accumulated."""
@@ -126,7 +127,7 @@ class LearnedProgram(nn.Module):
         held = [None if t is None else t.detach().requires_grad_() for t in tables]
         loss = 0.0
         for part, wanted, queries in self._blocks(inputs, labels):
-            logits = self.runs_on.logits(tuple(held), part, Context.of(part), queries=queries)
+            logits = self.runs_on.logits(tuple(held), part, _in_order(part), queries=queries)
             share = F.cross_entropy(logits.flatten(0, 1), wanted.flatten(), ignore_index=IGNORED, reduction="sum") / total
             share.backward()
             loss += share.item()
@@ -184,3 +185,8 @@ class LearnedProgram(nn.Module):
         readout = Weights(random.recipe).readout(self.machine.network_class.outputs) @ self.readout.detach().double().cpu()
         split = embedding.split([len(tokens), len(rows) - len(tokens)])
         return split[0], None if places is None else split[1], readout.to(rows)
+
+
+def _in_order(tokens: Int[Tensor, "batch n"]) -> Context:
+    """Unpadded rows: one row of positions, and so one mask, for all of them."""
+    return Context(torch.arange(tokens.shape[1], device=tokens.device).expand(tokens.shape))

@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from anyformer.backbones.frozen.first_step import cuts, first_step, shared_places
 from anyformer.backbones.frozen.recipe import FrozenRecipe
 from anyformer.backbones.tree import Tree
 from anyformer.operators import Attention, Context
@@ -75,12 +76,10 @@ def folded_logits(
     """Logits from the table of reads (a masked machine's or a random one's); with ``queries`` those of these places alone."""
     heads, out = recipe.attention.heads, recipe.network_class.outputs
     probes, kept = _columns(recipe)
-    here, rest = (F.embedding(tokens, part) for part in (table[:, : probes + kept], table[:, probes + kept :]))
-    if places is not None:
-        here, rest = (
-            x + F.embedding(ctx.positions, part)
-            for x, part in ((here, places[:, : probes + kept]), (rest, places[:, probes + kept :]))
-        )
+    own_columns, children = slice(probes + kept), slice(probes + kept, None)
+    here = _rows(tokens, table[:, own_columns], None if places is None else places[:, own_columns], ctx)
+    order = shared_places(ctx) if 2 * len(table) <= tokens.shape[1] else None
+    rest = None if order is not None else _rows(tokens, table[:, children], None if places is None else places[:, children], ctx)
     logits: Any = 0
     for layer in range(recipe.layers):
         own = here[..., :probes].unflatten(-1, (heads, -1))
@@ -93,8 +92,21 @@ def folded_logits(
         last = layer == recipe.layers - 1
         if last:
             pattern = at_queries(pattern, queries)
-        here, rest = _Step.apply(pattern, rest, out if last else probes + kept)  # type: ignore[misc]
+        first = out if last else probes + kept
+        if rest is None:
+            assert order is not None
+            cut = cuts(recipe.attention, order, pattern.shape[2] if last and queries is not None else None)
+            at = None if places is None else F.embedding(order, places[:, children])
+            here, rest = first_step(pattern, tokens, table[:, children], at, cut, first)
+        else:
+            here, rest = _Step.apply(pattern, rest, first)  # type: ignore[misc]
     return logits + here
+
+
+def _rows(tokens: Tensor, table: Tensor, places: Tensor | None, ctx: Context) -> Float[Tensor, "batch n columns"]:
+    """Each token's row of the table, plus its place's."""
+    rows = F.embedding(tokens, table)
+    return rows if places is None else rows + F.embedding(ctx.positions, places)
 
 
 def at_queries(x: Float[Tensor, "batch *rest"], queries: Int[Tensor, "batch q"] | None) -> Float[Tensor, "batch *rows"]:
