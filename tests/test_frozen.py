@@ -249,7 +249,9 @@ def test_a_shared_readout_is_a_restriction_of_u():
     assert int((full != 0).sum()) == len(leaves) * VOCAB * VOCAB
 
 
-@pytest.mark.parametrize("options", [{"residual": True, "norm": "pre"}, {"residual": True, "norm": "post", "mlp": 4}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{}, {"residual": True, "norm": "pre"}, {"residual": True, "norm": "post", "mlp": 4}], ids=str
+)
 def test_bfloat16_products_round_the_dense_maps_and_nothing_else(options):
     machine = FrozenRandom.for_class(config(2, 2), **options)
     made = learner(machine).float()
@@ -258,7 +260,7 @@ def test_bfloat16_products_round_the_dense_maps_and_nothing_else(options):
     exact.sum().backward()
     wanted = {name: p.grad.clone() for name, p in made.named_parameters()}
     made.zero_grad()
-    machine.products = torch.bfloat16
+    made.products = torch.bfloat16
     rounded = made(tokens)
     rounded.sum().backward()
     assert rounded.dtype == torch.float32

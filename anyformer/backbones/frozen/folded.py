@@ -9,7 +9,7 @@ children are kept apart, so that no gradient is ever padded with zeros to the wi
 gradients included (tested to 1e-10).
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -19,7 +19,7 @@ from torch import Tensor
 
 from anyformer.backbones.frozen.first_step import cuts, first_step, shared_places
 from anyformer.backbones.frozen.recipe import FrozenRecipe
-from anyformer.backbones.tree import Tree
+from anyformer.backbones.frozen.tables import FoldedTables, node_columns
 from anyformer.operators import Attention, Context
 
 Observer = Callable[[int, Tensor, Tensor], None]
@@ -66,16 +66,16 @@ def _halves(children: Tensor, heads: int, first: int) -> Iterator[tuple[Tensor, 
 
 def folded_logits(
     recipe: FrozenRecipe,
+    tables: FoldedTables,
     tokens: Int[Tensor, "batch n"],
-    table: Float[Tensor, "vocab N"],
-    places: Float[Tensor, "n_max N"] | None,
     ctx: Context,
     observe: Observer | None = None,
     queries: Int[Tensor, "batch q"] | None = None,
 ) -> Float[Tensor, "batch places out"]:
-    """Logits from the table of reads (a masked machine's or a random one's); with ``queries`` those of these places alone."""
+    """Logits from the tables of reads (a masked machine's or a random one's); with ``queries`` those of these places alone."""
+    table, places = tables.reads, tables.places
     heads, out = recipe.attention.heads, recipe.network_class.outputs
-    probes, kept = _columns(recipe)
+    probes, kept = node_columns(recipe)
     own_columns, children = slice(probes + kept), slice(probes + kept, None)
     here = _rows(tokens, table[:, own_columns], None if places is None else places[:, own_columns], ctx)
     order = shared_places(ctx) if 2 * len(table) <= tokens.shape[1] else None
@@ -122,50 +122,3 @@ def attention_pattern(
 ) -> Float[Tensor, "batch heads n n"]:
     """What the heads make of their reads."""
     return attention(None, own, ctx).weights
-
-
-def _columns(recipe: FrozenRecipe) -> tuple[int, int]:
-    """How many columns a node has for its reads, and how many for what U reads of them at the end."""
-    probes = recipe.attention.heads * recipe.attention.reads
-    return probes, recipe.network_class.outputs if recipe.residual else 0
-
-
-def masked_table(recipe: FrozenRecipe, rows: Float[Tensor, "rows m"], readout: Float[Tensor, "m out"]) -> Float[Tensor, "rows N"]:
-    """The reads of the masked machine's tree: its coordinates are the tree's, the leaves are multiplied by their rows of U, and with a skip each
-    node has what U reads of its own columns."""
-    tree, heads = Tree.of(recipe.network_class), recipe.attention.heads
-    probes, kept = _columns(recipe)
-    sizes: list[int] = []
-
-    def walk(s: int) -> None:
-        sizes.append(probes if s < recipe.layers else tree.outputs)
-        for _ in range(heads if s < recipe.layers else 0):
-            walk(s + 1)
-
-    walk(0)
-    blocks = zip(rows.split(sizes, dim=1), readout.split(sizes, dim=0), strict=True)
-
-    def node(s: int) -> list[Tensor]:
-        columns, outputs = next(blocks)
-        if s == recipe.layers:
-            return [columns @ outputs]
-        own = [columns, columns @ outputs] if kept else [columns]
-        return own + [part for _ in range(heads) for part in node(s + 1)]
-
-    return torch.cat(node(0), dim=1)
-
-
-def random_table(
-    recipe: FrozenRecipe,
-    rows: Float[Tensor, "rows m"],
-    readout: Float[Tensor, "m out"],
-    reads: Float[Tensor, "m reads"],
-    routes: Sequence[Sequence[Float[Tensor, "m m"]]],
-    order: Int[Tensor, "N"],
-) -> Float[Tensor, "rows N"]:
-    """``rows R_all`` in the tree's order: of R_all only the leaves depend on U, ``R_V[1,p1] .. R_V[L,pL] U``, and are rebuilt, right to left;
-    ``reads`` are its other columns."""
-    leaves = readout
-    for layer in reversed(routes):
-        leaves = torch.cat([route @ leaves for route in layer], dim=1)
-    return torch.cat((rows @ reads, rows @ leaves), dim=1)[:, order]

@@ -8,16 +8,17 @@ The same operators as everywhere form the patterns. Each kind of map is one diff
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float, Int, Shaped
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from anyformer.backbones.frozen.folded import Observer, at_queries, attention_pattern
+from anyformer.backbones.frozen.products import product
 from anyformer.backbones.frozen.recipe import FrozenRecipe
+from anyformer.backbones.frozen.tables import StreamTables
 from anyformer.backbones.tree import Tree
 from anyformer.operators import Context
 from anyformer.operators.functions import scalar_function
@@ -163,47 +164,21 @@ def _add_product(onto: Tensor, x: Tensor, matrix: Tensor) -> None:
         onto += product(x, matrix)
 
 
-def product(x: Shaped[Tensor, "*batch n m"], matrix: Shaped[Tensor, "m w"]) -> Shaped[Tensor, "*batch n w"]:
-    """``x matrix`` in the matrix's dtype, as ``x`` has it. A processor without units for bfloat16 multiplies the rounded numbers in float32,
-    which is what such units do (they add up in float32), without the price of emulating them."""
-    if matrix.dtype == x.dtype:
-        return x @ matrix
-    rounded = x.to(matrix.dtype)
-    if matrix.device.type == "cpu" and matrix.dtype == torch.bfloat16 and not has_bfloat16():
-        return (rounded.to(x.dtype) @ matrix.to(x.dtype)).to(matrix.dtype).to(x.dtype)
-    return (rounded @ matrix).to(x.dtype)
-
-
-@lru_cache
-def has_bfloat16() -> bool:
-    """Whether this processor multiplies bfloat16 by itself (as far as the system tells)."""
-    try:
-        with open("/proc/cpuinfo", encoding="ascii", errors="ignore") as table:
-            flags = next((line.split() for line in table if line.startswith(("flags", "Features"))), [])
-    except OSError:
-        return False
-    return any(flag in flags for flag in ("amx_bf16", "avx512_bf16", "bf16"))
-
-
 def unfolded_logits(
     recipe: FrozenRecipe,
     maps: Sequence[LayerMaps],
     mlps: Sequence[tuple[Tensor, Tensor]],
+    tables: StreamTables,
     tokens: Int[Tensor, "batch n"],
-    rows: Float[Tensor, "vocab m"],
-    places: Float[Tensor, "n_max m"] | None,
-    readout: Float[Tensor, "m out"],
-    norms: Float[Tensor, "norms 2 m"] | None,
     ctx: Context,
     observe: Observer | None = None,
     queries: Int[Tensor, "batch q"] | None = None,
 ) -> Float[Tensor, "batch places out"]:
-    """Logits, layer by layer. ``norms`` are gains and biases, in the order of the run; None: 1 and 0. With ``queries`` the last layer
-    is computed at these places alone."""
-    x = F.embedding(tokens, rows)
-    if places is not None:
-        x = x + F.embedding(ctx.positions, places)
-    weights = iter([(None, None)] * recipe.norms if norms is None else [(gain, bias) for gain, bias in norms])
+    """Logits, layer by layer. With ``queries`` the last layer is computed at these places alone."""
+    x = F.embedding(tokens, tables.tokens)
+    if tables.positions is not None:
+        x = x + F.embedding(ctx.positions, tables.positions)
+    weights = iter([(None, None)] * recipe.norms if tables.norms is None else [(gain, bias) for gain, bias in tables.norms])
 
     def normed(x: Tensor) -> Tensor:
         gain, bias = next(weights)
@@ -228,4 +203,4 @@ def unfolded_logits(
             written = product(hidden, out)
             x = x + written if recipe.residual else written
             x = normed(x) if post else x
-    return (normed(x) if pre else x) @ readout
+    return (normed(x) if pre else x) @ tables.readout
