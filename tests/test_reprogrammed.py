@@ -75,8 +75,7 @@ def hash_of_backbone(learner: Reprogramming) -> str:
     return checksum(apart(parts))
 
 
-@pytest.mark.parametrize("positions", [True, False])
-@pytest.mark.parametrize("make", [drawn, stored])
+@pytest.mark.parametrize(("make", "positions"), [(drawn, True), (stored, False)])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_model_never_moves_and_the_tables_train(tmp_path: Path, family: str, make: Callable, positions: bool):
     model = Reprogrammed(folder=str(make(tmp_path, family)), positions=positions)

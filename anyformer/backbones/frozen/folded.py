@@ -5,8 +5,11 @@
 Without a norm the stream of width m is never needed: ``U`` is linear and reads each leaf after its last layer, so its product
 with the leaf's columns may be taken before the run. With a true skip (0/1 maps) a block outlives the layer that read it, and
 ``U`` reads it at the end: each node then has ``out`` more columns, ``E_reads U_reads``, that are added to the logits. Reads and
-children are kept apart, so that no gradient is ever padded with zeros to the width of a state. Equal to the literal machine,
-gradients included (tested to 1e-10).
+children are kept apart, so that no gradient is ever padded with zeros to the width of a state, and the first step is taken from the tables
+(:mod:`.first_step`). Equal to the literal machine, gradients included (tested to 1e-10).
+
+It is the folding of :mod:`anyformer.backbones.folding` written for gradients, and a stated exception to "one folded tree": a step through
+``folding.fold`` takes 1.44 times as long (attention only, m = 2280, 64 x 100 tokens, float32).
 """
 
 from collections.abc import Callable, Iterator
