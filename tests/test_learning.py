@@ -127,6 +127,22 @@ def test_first_tables_depend_on_the_seed_alone():
     assert float(first.tokens.detach().std()) == pytest.approx(0.5, rel=0.05)
 
 
+def test_each_table_has_numbers_of_its_own():
+    made = FrozenMachine(recipe=recipe("sparse", COPY), embedding_std=1.0, readout_std=1.0).build(COPY, 0)
+    firsts = [p.detach().flatten()[:50] for p in made.parameters()]
+    assert len(firsts) == 3 and all(abs(float(a @ b)) < 25 for a, b in zip(firsts, firsts[1:] + firsts[:1], strict=True))
+
+
+def test_products_may_be_shorter_than_what_is_trained():
+    made = {
+        products: FrozenMachine(recipe=recipe("random", COPY, residual=True), products=products).build(COPY, 0)
+        for products in ("float32", "bfloat16")
+    }
+    tokens = COPY.batch(0, 0, 2).inputs
+    exact, rounded = (learner(tokens).detach() for learner in made.values())
+    assert not torch.equal(exact, rounded) and float((exact - rounded).abs().max()) < 0.1 * float(exact.abs().max())
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

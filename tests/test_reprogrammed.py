@@ -122,9 +122,8 @@ def test_position_rows_are_added(tmp_path: Path):
     torch.testing.assert_close(plain(tokens), placed(tokens))
 
 
-@pytest.mark.parametrize("family", ["llama", "gpt2"])
-def test_a_small_task_is_learned(tmp_path: Path, family: str):
-    model = Reprogrammed(folder=str(drawn(tmp_path, family)))
+def test_a_small_task_is_learned(tmp_path: Path):
+    model = Reprogrammed(folder=str(drawn(tmp_path)))
     config = recommended_training(frozen=True, steps=60, batch_size=16, learning_rate=0.02, evaluate_every=20, evaluation_size=32)
     history = train(model.build(COPY, 0), COPY, config)
     assert history.losses[-1] < history.losses[0] / 3 and history.accuracies[-1] > 0.9

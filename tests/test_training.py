@@ -85,6 +85,13 @@ def test_dropout_follows_the_seed_and_leaves_the_callers_generator_alone():
     assert first[0] == first[1] != first[2]
 
 
+def test_every_step_draws_anew():
+    module, draws = table(dropout=0.5), []
+    module[1].register_forward_hook(lambda *_: draws.append(torch.rand(()).item()) if module.training else None)
+    train(module, Successor(), TrainingConfig(steps=4, warm_up=0, batch_size=4, evaluation_size=4))
+    assert len(set(draws)) == 4
+
+
 def test_the_loss_is_the_mean_since_the_evaluation_before():
     often, seldom = (train(table(), Successor(), replace(QUICK, steps=6, evaluate_every=every)) for every in (1, 3))
     assert seldom.losses == pytest.approx([sum(often.losses[:3]) / 3, sum(often.losses[3:]) / 3])
@@ -259,6 +266,20 @@ def test_muon_moves_matrices_by_orthogonal_factors():
     values = (u.mT @ moved @ vh.mT).diagonal()  # 1 for the exact orthogonal factor; five steps of the iteration come near
     assert bool(((values > 0.6) & (values < 1.3)).all())
     torch.testing.assert_close(moved, u @ values.diag() @ vh, rtol=0.05, atol=0.05)
+
+
+def test_muon_decays_what_it_moves():
+    ends = []
+    for decay in (0.0, 0.5):
+        torch.manual_seed(0)
+        named = {"matrix": nn.Parameter(torch.randn(6, 4)), "vector": nn.Parameter(torch.randn(4))}
+        start = {name: p.detach().clone() for name, p in named.items()}
+        for p in named.values():
+            p.grad = torch.randn(p.shape)
+        Optimizer(named, "muon", betas=(0.9, 0.999), weight_decay=decay).step(0.1)
+        ends.append({name: p.detach() for name, p in named.items()})
+    for name, first in start.items():
+        torch.testing.assert_close(ends[0][name] - ends[1][name], 0.1 * 0.5 * first)
 
 
 def test_a_learner_may_compute_its_own_gradients():
