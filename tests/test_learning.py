@@ -83,7 +83,7 @@ def test_the_hash_sees_one_number():
 
 
 @pytest.mark.parametrize(("kind", "options"), [("sparse", {"residual": True, "norm": "pre"}), ("random", {})])
-def test_a_small_task_is_learned(kind: str, options: dict):
+def test_a_small_task_is_learned(kind: str, options: dict, as_shipped):
     model = recommended_model(recipe(kind, COPY, layers=1, **options))
     config = recommended_training(
         frozen=True, norm="norm" in options, steps=60, batch_size=16, evaluate_every=20, evaluation_size=32

@@ -122,7 +122,7 @@ def test_position_rows_are_added(tmp_path: Path):
     torch.testing.assert_close(plain(tokens), placed(tokens))
 
 
-def test_a_small_task_is_learned(tmp_path: Path):
+def test_a_small_task_is_learned(tmp_path: Path, as_shipped):
     model = Reprogrammed(folder=str(drawn(tmp_path)))
     config = recommended_training(frozen=True, steps=60, batch_size=16, learning_rate=0.02, evaluate_every=20, evaluation_size=32)
     history = train(model.build(COPY, 0), COPY, config)

@@ -95,7 +95,7 @@ def test_the_environment_names_versions_and_no_user(tmp_path: Path):
 # --- going on -------------------------------------------------------------------------------------------------------------
 
 
-def test_kill_9_at_any_moment_costs_nothing(reference: Path, tmp_path: Path):
+def test_kill_9_at_any_moment_costs_nothing(reference: Path, tmp_path: Path, as_shipped):
     """Killed at random moments, again and again, with a checkpoint at every step; the last session finishes."""
     moments, kills = random.Random(5), 0
     for _ in range(25):
@@ -151,7 +151,7 @@ def test_a_signal_that_the_process_ignores_stays_ignored(reference: Path, tmp_pa
     assert bits(result.folder) == bits(reference)
 
 
-def test_ctrl_c_on_the_command_line(tmp_path: Path):
+def test_ctrl_c_on_the_command_line(tmp_path: Path, as_shipped):
     """In a process of its own: exit code 130, two lines, no traceback; --resume finishes the run."""
     words = ["train", "dyck", "--heads", "1", "--layers", "1", "--head-dim", "4", "--features", "8", "--batch-size", "4"]
     words += ["--evaluate-every", "10", "--evaluation-size", "8", "--steps", "240", "--runs", str(tmp_path)]

@@ -13,6 +13,7 @@ from run_cases import BRIEF, CONFIG, Pieces
 from torch import nn
 
 from anyformer.errors import AnyformerError
+from anyformer.learning import demo_targets
 from anyformer.learning.demo_targets import DEMO_CLASS, DEMO_TRAINING, demo_tasks, train_demo_targets
 from anyformer.learning.optimisation import Optimizer
 from anyformer.learning.training import HELD_OUT, Diverged, Training, TrainingConfig, evaluate, train
@@ -330,7 +331,8 @@ def test_the_demo_trains_what_train_trains():
         assert news == [(s, 2, *rest) for s, *rest in zip(*astuple(history)[:3], strict=True)]
 
 
-def test_a_failing_worker_or_report_ends_all_of_them():
+def test_a_failing_worker_or_report_ends_all_of_them(monkeypatch):
+    monkeypatch.setattr(demo_targets, "get_context", lambda _: multiprocessing.get_context("fork"))  # how they end is alike
     with pytest.raises(AnyformerError, match=r"training dyck: .*the loss is nan at step \d+; try a smaller"):
         train_demo_targets(training={"dyck": brief(steps=9, clip=None, learning_rate=1e30)["dyck"]})
 
