@@ -1,16 +1,21 @@
 """Claims about a training step (gradients of E, positions and U; 64 x 100 tokens, float32, one thread) against the literal dense machine:
 
-attention-only, 0/1 maps, m = 2280: at least 35 times faster, at 35 % of the matrix product that this machine reaches (the aim, not
-reached yet, is 50 times and 60 %);
+attention-only, 0/1 maps, m = 2280: at least 40 times faster, at 45 % of the matrix product that this machine reaches (the aim is 50
+times and 60 %: between 45 and 51 times and 52 and 62 % were seen);
 attention-only, random maps, m = 2280: at least 20 times; residual & norm, 0/1 maps, m = 1024: at least 6 times.
-Both take gradients in blocks of 16 rows, so neither holds more than it must; peak memory is printed.
+Seconds are of this process alone. Gradients are taken in blocks of 64 rows where the run folds, else of 16; peak memory is printed. The
+share counts each product with a whole pattern, as the definition has it, though the first step leaves out a quarter of the causal ones
+and counts tokens besides.
 """
 
 import resource
+from functools import partial
+from time import process_time
 
 import torch
 import torch.nn.functional as F
-from measure import claim, finish, medians
+from measure import claim, finish
+from measure import medians as medians_of
 
 from anyformer.backbones import FrozenMasked, FrozenRandom
 from anyformer.backbones.frozen import Frozen
@@ -19,6 +24,7 @@ from anyformer.memory import keep_freed_memory
 from anyformer.targets.transformer import TransformerConfig
 
 ROWS, LENGTH, VOCAB = 64, 100, 30
+medians = partial(medians_of, clock=process_time)  # a dense step takes so long that a busy machine would decide the ratio
 keep_freed_memory()
 torch.manual_seed(0)
 tokens, labels = torch.randint(VOCAB, (2, ROWS, LENGTH))
@@ -86,8 +92,8 @@ normed_step = medians(3, moved=lambda: normed.gradients(tokens, labels), dense=n
 print(f"residual & norm: {1e3 * normed_step['moved']:.0f} ms, dense {normed_step['dense']:.1f} s, m = {normed.machine.width}")
 
 finish(
-    claim("attention only, 0/1 maps: literal / folded", slow / quick["folded"], 35, at_least=True),
-    claim("its share of the machine's matrix product", speed, 0.35, at_least=True),
+    claim("attention only, 0/1 maps: literal / folded", slow / quick["folded"], 40, at_least=True),
+    claim("its share of the machine's matrix product", speed, 0.45, at_least=True),
     claim("attention only, random maps: literal / folded", random_slow / random_step, 20, at_least=True),
     claim("residual & norm, 0/1 maps: literal / moved blocks", normed_step["dense"] / normed_step["moved"], 6, at_least=True),
 )

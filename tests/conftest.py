@@ -3,6 +3,7 @@
 import os
 import signal
 import threading
+from pathlib import Path
 
 import jaxtyping
 import pytest
@@ -22,6 +23,16 @@ def as_shipped():
     jaxtyping.config.update("jaxtyping_disable", True)
     yield
     jaxtyping.config.update("jaxtyping_disable", False)
+
+
+@pytest.fixture(scope="session")
+def reference(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a run (run_cases.CONFIG) that nothing ended."""
+    from run_cases import CONFIG
+
+    from anyformer.learning.runs import run_training
+
+    return run_training(CONFIG, tmp_path_factory.mktemp("reference")).folder
 
 
 @pytest.fixture(autouse=True, scope="session")

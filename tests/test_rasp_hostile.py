@@ -205,21 +205,21 @@ def test_a_round_of_group_sort_is_one_layer():
     assert [rasp.compile(L.group_sort(size), Reals(-9, 9), 8, check=False).layers for size in (1, 2, 3, 4)] == [0, 1, 3, 4]
 
 
-AVERAGE = aggregate(select(indices, indices, LEQ), tokens)
+average_so_far = aggregate(select(indices, indices, LEQ), tokens)
 
 
 @pytest.mark.parametrize("attention", ["hard", "softmax"])
 @pytest.mark.parametrize(
     "program, vocab, n",
     [
-        (where(AVERAGE < tokens, AVERAGE, tokens), (-2, 0.001, 3), 2),
-        (where(AVERAGE == tokens, 5, indices), (-2, 0.001, 3, 1), 2),
-        (where(AVERAGE < tokens, AVERAGE, tokens), (0.01, 1, -2, 3), 3),
-        (where(AVERAGE < tokens, tokens, 0), tuple(range(0, 1000, 50)), 3),
-        (where(AVERAGE > tokens, 1, 0), (0.25, 1 / 3, 7), 3),
+        (where(average_so_far < tokens, average_so_far, tokens), (-2, 0.001, 3), 2),
+        (where(average_so_far == tokens, 5, indices), (-2, 0.001, 3, 1), 2),
+        (where(average_so_far < tokens, average_so_far, tokens), (0.01, 1, -2, 3), 3),
+        (where(average_so_far < tokens, tokens, 0), tuple(range(0, 1000, 50)), 3),
+        (where(average_so_far > tokens, 1, 0), (0.25, 1 / 3, 7), 3),
         (selector_width(select(tokens, tokens, EQ)), "abc", 12),
         (aggregate(select(indices, length - indices - 1, EQ), tokens), "abcd", 12),
-        ((AVERAGE < tokens).map(int), (-2, 3), 2),
+        ((average_so_far < tokens).map(int), (-2, 3), 2),
     ],
 )
 def test_steps_of_relu_units_in_float32_are_right_or_refused(program, vocab, n, attention):
@@ -238,4 +238,4 @@ def test_steps_of_relu_units_in_float32_are_right_or_refused(program, vocab, n, 
 
 def test_a_refused_step_says_what_to_do():
     with pytest.raises(OutsideClass, match=r"may be off by .* in float32; use mode='analytic' or float64"):
-        rasp.compile(where(AVERAGE == tokens, 5, indices), (-2, 0.001, 3, 1), 2, mode="standard", dtype="float32")
+        rasp.compile(where(average_so_far == tokens, 5, indices), (-2, 0.001, 3, 1), 2, mode="standard", dtype="float32")

@@ -9,11 +9,14 @@ from typing import ClassVar
 import numpy as np
 import pytest
 import torch
+from run_cases import BRIEF, CONFIG, Pieces
 from torch import nn
 
 from anyformer.errors import AnyformerError
+from anyformer.learning import demo_targets
 from anyformer.learning.demo_targets import DEMO_CLASS, DEMO_TRAINING, demo_tasks, train_demo_targets
-from anyformer.learning.training import HELD_OUT, TrainingConfig, evaluate, train
+from anyformer.learning.optimisation import Optimizer
+from anyformer.learning.training import HELD_OUT, Diverged, Training, TrainingConfig, evaluate, train
 from anyformer.spec import Spec
 from anyformer.targets.transformer import Transformer
 from anyformer.tasks import IGNORED, Dyck, Task
@@ -81,6 +84,13 @@ def test_dropout_follows_the_seed_and_leaves_the_callers_generator_alone():
     assert torch.equal(weights[0], weights[1]) and not torch.equal(weights[0], weights[2])
     first = draws[:: len(draws) // 3]
     assert first[0] == first[1] != first[2]
+
+
+def test_every_step_draws_anew():
+    module, draws = table(dropout=0.5), []
+    module[1].register_forward_hook(lambda *_: draws.append(torch.rand(()).item()) if module.training else None)
+    train(module, Successor(), TrainingConfig(steps=4, warm_up=0, batch_size=4, evaluation_size=4))
+    assert len(set(draws)) == 4
 
 
 def test_the_loss_is_the_mean_since_the_evaluation_before():
@@ -202,6 +212,100 @@ def test_a_configuration_survives_json():
     assert Spec.from_json(QUICK.to_json()) == QUICK
 
 
+# --- what moves, and how ------------------------------------------------------------------------------
+
+
+def test_nothing_moves_but_what_requires_a_gradient():
+    learner = CONFIG.model.build(CONFIG.task, 0)
+    before = {name: tensor.clone() for name, tensor in learner.state_dict().items()}
+    train(learner, CONFIG.task, replace(BRIEF, steps=6, weight_decay=0.5))
+    moved = {name for name, tensor in learner.state_dict().items() if not torch.equal(tensor, before[name])}
+    assert moved == {"table.weight", "out.weight", "out.bias"}
+
+
+def test_a_gradient_that_is_not_finite_stops_before_the_step():
+    learner = CONFIG.model.build(CONFIG.task, 0)
+    learner.out.weight.register_hook(lambda grad: grad * math.inf)
+    before = learner.table.weight.detach().clone()
+    with pytest.raises(Diverged, match=r"the gradient's norm is (inf|nan) at step 0"):
+        train(learner, CONFIG.task, BRIEF)
+    assert torch.equal(learner.table.weight, before)
+
+
+@pytest.mark.parametrize("betas", [(0.9,), (0.9, 1.0), (-0.1, 0.9)])
+def test_betas(betas, as_shipped):
+    with pytest.raises(AnyformerError, match=r"betas must be two numbers in \[0, 1\)"):
+        TrainingConfig(steps=200, betas=betas)
+
+
+def test_betas_and_decay_reach_adamw():
+    ours, oracle = (CONFIG.model.build(CONFIG.task, 0) for _ in range(2))
+    config = TrainingConfig(
+        steps=1, warm_up=0, batch_size=4, betas=(0.5, 0.6), weight_decay=0.3, learning_rate=0.1, evaluation_size=4
+    )
+    start = oracle.out.weight.detach().clone()
+    train(ours, CONFIG.task, config)
+    # first step of AdamW: m / (1 - b1) = g, v / (1 - b2) = g^2, whatever the betas: w (1 - rate decay) - rate sign(g)
+    step = (ours.out.weight.detach() - start * (1 - 0.1 * 0.3)).abs()
+    torch.testing.assert_close(step[step > 1e-3], torch.full_like(step[step > 1e-3], 0.1), rtol=1e-3, atol=1e-3)
+    training = Training(oracle, CONFIG.task, config)
+    training.advance()
+    assert training.optimizer.parts[0].param_groups[0]["betas"] == (0.5, 0.6)
+
+
+def test_muon_moves_matrices_by_orthogonal_factors():
+    torch.manual_seed(0)
+    named = {"matrix": nn.Parameter(torch.randn(6, 4)), "vector": nn.Parameter(torch.randn(4))}
+    start = named["matrix"].detach().clone()
+    for p in named.values():
+        p.grad = torch.randn(p.shape)
+    optimizer = Optimizer(named, "muon", betas=(0.9, 0.999), weight_decay=0.0)
+    optimizer.step(0.1)
+    assert set(optimizer.state()) == {"matrix/momentum_buffer", "vector/step", "vector/exp_avg", "vector/exp_avg_sq"}
+    u, _, vh = torch.linalg.svd(named["matrix"].grad, full_matrices=False)
+    moved = (start - named["matrix"].detach()) / (0.2 * 0.1 * math.sqrt(6))
+    values = (u.mT @ moved @ vh.mT).diagonal()  # 1 for the exact orthogonal factor; five steps of the iteration come near
+    assert bool(((values > 0.6) & (values < 1.3)).all())
+    torch.testing.assert_close(moved, u @ values.diag() @ vh, rtol=0.05, atol=0.05)
+
+
+def test_muon_decays_what_it_moves():
+    ends = []
+    for decay in (0.0, 0.5):
+        torch.manual_seed(0)
+        named = {"matrix": nn.Parameter(torch.randn(6, 4)), "vector": nn.Parameter(torch.randn(4))}
+        start = {name: p.detach().clone() for name, p in named.items()}
+        for p in named.values():
+            p.grad = torch.randn(p.shape)
+        Optimizer(named, "muon", betas=(0.9, 0.999), weight_decay=decay).step(0.1)
+        ends.append({name: p.detach() for name, p in named.items()})
+    for name, first in start.items():
+        torch.testing.assert_close(ends[0][name] - ends[1][name], 0.1 * 0.5 * first)
+
+
+def test_a_learner_may_compute_its_own_gradients():
+    class Blocks(Pieces):
+        """The same loss, row by row."""
+
+        def gradients(self, inputs, labels, total=None):
+            total, out = int((labels != IGNORED).sum()) if total is None else total, 0.0
+            for x, y in zip(inputs, labels, strict=True):
+                loss = nn.functional.cross_entropy(self(x[None])[0], y, ignore_index=IGNORED, reduction="sum") / total
+                loss.backward()
+                out += loss.item()
+            return out
+
+    def learner(kind: type[Pieces]) -> Pieces:
+        torch.manual_seed(0)
+        return kind(4, 0.0).double()
+
+    ordinary, own = learner(Pieces), learner(Blocks)
+    histories = [train(module, Dyck(), replace(BRIEF, batch_size=5)) for module in (ordinary, own)]
+    assert histories[0].losses == pytest.approx(histories[1].losses, rel=1e-10)
+    for one, other in zip(ordinary.parameters(), own.parameters(), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-8, atol=1e-10)
+
+
 # --- the demo's targets -----------------------------------------------------------------------------
 
 
@@ -227,7 +331,8 @@ def test_the_demo_trains_what_train_trains():
         assert news == [(s, 2, *rest) for s, *rest in zip(*astuple(history)[:3], strict=True)]
 
 
-def test_a_failing_worker_or_report_ends_all_of_them():
+def test_a_failing_worker_or_report_ends_all_of_them(monkeypatch):
+    monkeypatch.setattr(demo_targets, "get_context", lambda _: multiprocessing.get_context("fork"))  # how they end is alike
     with pytest.raises(AnyformerError, match=r"training dyck: .*the loss is nan at step \d+; try a smaller"):
         train_demo_targets(training={"dyck": brief(steps=9, clip=None, learning_rate=1e30)["dyck"]})
 

@@ -236,6 +236,10 @@ class Machine(nn.Module, ABC):
             )
         if program.placement is not None and not self.places:
             raise AnyformerError(f"this program has a placement, which a {self.name} machine does not know; the file is damaged")
+        self.check_own_tensors(program)
+
+    def check_own_tensors(self, program: Program) -> None:
+        """Raise where a program made for this machine brings tensors that it would ignore, or lacks one that it needs."""
         if program.readout is not None or program.norms is not None:
             raise AnyformerError(
                 f"this program has a read-out or norms of its own, which a {self.name} machine would ignore: it reads its own leaves"

@@ -116,8 +116,7 @@ def sizes_of(task: str, profile: str) -> Sizes:
     if profile == "paper":
         return sizes
     heads, layers, d = sizes.heads, sizes.layers, 8
-    width = 2 * heads * d * (heads**layers - 1) // (heads - 1) + heads**layers * task_called(task).vocab
-    return Sizes(heads, layers, d, width)
+    return Sizes(heads, layers, d, FrozenMasked.recipe_for(attention_class(heads, layers, d, task_called(task).vocab)).m)
 
 
 def run_config(cell: Cell, seed: int) -> RunConfig:

@@ -69,19 +69,19 @@ class FrozenMachine(Model):
         out = self.recipe.network_class.outputs
         if out != task.vocab:
             raise AnyformerError(
-                f"{owner_and(task)}: the machine's leaves have {out} columns, the task {task.vocab} tokens; give both one"
+                f"FrozenMachine for {type(task).__name__}: the machine's leaves have {out} columns, the task {task.vocab} tokens; give both one"
             )
         places = task.length if self.positions else 0
         require_memory(16 * self.recipe.m * (2 * task.vocab + places), "training this program")
-        machine = _machine(self.recipe, self.products)
         learner = LearnedProgram(
-            machine,
+            _machine(self.recipe),
             task.vocab,
             places or None,
             readout=self.readout,
             coordinates=self.coordinates,
             norms=self.train_norms,
             token_names=task.token_names,
+            products=None if self.products == "float32" else torch.bfloat16,
         )
         positions = self.embedding_std if self.position_std is None else self.position_std
         readout = len(learner.readout) ** -0.5 if self.readout_std is None else self.readout_std
@@ -109,14 +109,7 @@ class FrozenMachine(Model):
         learner.program().save(folder)
 
 
-def owner_and(task: Task) -> str:
-    """For an error: who met which task."""
-    return f"FrozenMachine for {type(task).__name__}"
-
-
 @lru_cache(maxsize=2)
-def _machine(recipe: FrozenRecipe, products: str) -> Frozen:
-    """The machine; programs of one recipe share it while they are trained side by side."""
-    machine = type(recipe)._type()(recipe)
-    machine.products = None if products == "float32" else torch.bfloat16
-    return machine
+def _machine(recipe: FrozenRecipe) -> Frozen:
+    """The machine; programs of one recipe share it while they are trained side by side, and nothing else does: it moves to their device."""
+    return recipe.machine_type(recipe)

@@ -17,6 +17,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from anyformer.backbones.frozen import Frozen, FrozenMasked, FrozenRandom
+from anyformer.backbones.frozen.tables import Tables, backward, leaves_of
 from anyformer.backbones.random_backbone import Random, Weights, required_reads
 from anyformer.errors import AnyformerError, require_choice
 from anyformer.network import check_positions, check_tokens
@@ -32,7 +33,8 @@ class LearnedProgram(nn.Module):
     """Parameters ``tokens`` (vocab, m), ``positions`` (n_max, m) or None, ``readout`` and ``norms`` (K, 2, m) or None, on a frozen machine.
 
     ``readout="free"``: U (m, out). ``readout="shared"``: one matrix (d_in, out) that every leaf of a masked machine shares, 0 on its other
-    coordinates: a restriction of U. Called with tokens (batch, n) it gives logits (batch, n, out).
+    coordinates: a restriction of U. Called with tokens (batch, n) it gives logits (batch, n, out), ``rows`` rows at a time (None: 64 of a
+    machine that folds, 16 of one whose stream is m wide). ``products`` is the dtype of products with dense frozen maps (None: that of E).
     """
 
     leaves: Tensor
@@ -47,14 +49,16 @@ class LearnedProgram(nn.Module):
         coordinates: str = "embedding",
         norms: bool = False,
         token_names: tuple[str, ...] | None = None,
-        rows: int = 16,
+        rows: int | None = None,
+        products: torch.dtype | None = None,
     ):
         super().__init__()
         require_choice("LearnedProgram", "readout", readout, READOUTS)
         require_choice("LearnedProgram", "coordinates", coordinates, COORDINATES)
         out = machine.network_class.outputs
         self._machines = [machine, machine]  # in a list: a machine's maps are neither parameters nor buffers of the learner
-        self.token_names, self.rows = token_names, rows
+        self.token_names, self.products = token_names, products
+        self.rows = rows or (64 if machine.recipe.folds else 16)
         if coordinates == "reads":
             self._require_reads(machine, readout)
             machine = self._machines[1] = FrozenMasked(FrozenMasked.recipe_for(machine.network_class))
@@ -108,30 +112,34 @@ class LearnedProgram(nn.Module):
         spread = self.readout.repeat(len(self.leaves), 1)
         return self.readout.new_zeros(self.runs_on.width, self.readout.shape[1]).index_copy(0, at, spread)
 
-    def tables(self) -> tuple[Tensor | None, ...]:
+    def tables(self) -> Tables:
         """What the machine's run reads."""
-        return self.runs_on.tables(self.tokens, self.positions, self.full_readout(), self.norms)
+        return self.runs_on.tables(self.tokens, self.positions, self.full_readout(), self.norms, self.products)
+
+    def _logits(self, tables: Tables, tokens: Tensor, queries: Tensor | None = None) -> Tensor:
+        """Logits of some unpadded rows: one row of positions, and so one mask, for all of them."""
+        positions = torch.arange(tokens.shape[1], device=tokens.device).expand(tokens.shape)
+        return self.runs_on.logits(tables, tokens, Context(positions), queries=queries, products=self.products)
 
     def forward(self, tokens: Int[Tensor, "batch n"]) -> Float[Tensor, "batch n out"]:
         """Logits."""
         self._check(tokens)
         tables = self.tables()
-        return torch.cat([self.runs_on.logits(tables, part, Context.of(part)) for part in tokens.split(self.rows)])
+        return torch.cat([self._logits(tables, part) for part in tokens.split(self.rows)])
 
     def gradients(self, inputs: Int[Tensor, "batch n"], labels: Int[Tensor, "batch n"], total: int | None = None) -> float:
         """The cross-entropy summed over scored positions over ``total`` of them (default: all of these), its gradients accumulated."""
         self._check(inputs)
         total = int((labels != IGNORED).sum()) if total is None else total
         tables = self.tables()
-        held = [None if t is None else t.detach().requires_grad_() for t in tables]
+        held = leaves_of(tables)
         loss = 0.0
         for part, wanted, queries in self._blocks(inputs, labels):
-            logits = self.runs_on.logits(tuple(held), part, Context.of(part), queries=queries)
+            logits = self._logits(held, part, queries)
             share = F.cross_entropy(logits.flatten(0, 1), wanted.flatten(), ignore_index=IGNORED, reduction="sum") / total
             share.backward()
             loss += share.item()
-        pairs = [(t, h.grad) for t, h in zip(tables, held, strict=True) if t is not None and h is not None and h.grad is not None]
-        torch.autograd.backward([t for t, _ in pairs], [g for _, g in pairs])
+        backward(tables, held)
         return loss
 
     def _blocks(self, inputs: Tensor, labels: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor | None]]:

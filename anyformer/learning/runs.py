@@ -222,10 +222,8 @@ def read_run(folder: str | Path) -> RunResult:
     if history is not None:
         return RunResult(path, history, True)
     state = home.newest()
-    records = () if state is None else state.records
-    steps, losses, accuracies = (tuple(getattr(r, name) for r in records) for name in ("step", "loss", "accuracy"))
-    seconds = 0.0 if state is None else state.seconds
-    return RunResult(path, History(steps, losses, accuracies, state is not None and state.stopped_early, seconds), False)
+    told = History.of((), False, 0.0) if state is None else History.of(state.records, state.stopped_early, state.seconds)
+    return RunResult(path, told, False)
 
 
 def stored_config(folder: str | Path) -> RunConfig:

@@ -11,7 +11,7 @@ thread, the same module and the same configuration give the same bits. Step s dr
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -107,6 +107,12 @@ class History:
     accuracies: tuple[float, ...]
     stopped_early: bool
     seconds: float = field(compare=False)
+
+    @classmethod
+    def of(cls, records: "Sequence[Record]", stopped_early: bool, seconds: float) -> "History":
+        """The history that the records of evaluations tell."""
+        steps, losses, accuracies = (tuple(getattr(r, name) for r in records) for name in ("step", "loss", "accuracy"))
+        return cls(steps, losses, accuracies, stopped_early, seconds)
 
 
 class Diverged(AnyformerError):
@@ -207,8 +213,7 @@ class Training:
     @property
     def history(self) -> History:
         """The evaluations so far."""
-        steps, losses, accuracies = (tuple(getattr(r, name) for r in self.records) for name in ("step", "loss", "accuracy"))
-        return History(steps, losses, accuracies, self.stopped_early, self.seconds)
+        return History.of(self.records, self.stopped_early, self.seconds)
 
     def state(self) -> TrainingState:
         """What :meth:`restore` needs; its tensors are this training's own, so use it before the next step."""

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from anyformer.backbones.frozen.products import product
 from anyformer.backbones.frozen.recipe import FrozenRecipe
+from anyformer.backbones.frozen.tables import StreamTables
 from anyformer.operators import Context
 
 
@@ -33,14 +34,13 @@ class FirstRows:
     def of(
         recipe: FrozenRecipe,
         routes: Sequence[Float[Tensor, "m m"]],
+        tables: StreamTables,
         tokens: Int[Tensor, "batch n"],
-        rows: Float[Tensor, "vocab m"],
-        places: Float[Tensor, "n_max m"] | None,
-        norms: Float[Tensor, "norms 2 m"] | None,
         x: Float[Tensor, "batch n m"],
         ctx: Context,
     ) -> "FirstRows | None":
         """None where these are no fewer rows, and where sequences of the batch stand at different positions: their rows are not shared."""
+        rows, places, norms = tables.tokens, tables.positions, tables.norms
         width = rows.shape[1]
         few = len(rows) + tokens.shape[1] + 2 < tokens.numel()
         if not few or (places is not None and bool((ctx.positions != ctx.positions[:1]).any())):

@@ -18,9 +18,10 @@ from torch import Tensor
 
 from anyformer import philox
 from anyformer.backbones.folding import Trace, fold_in_blocks, routing_table, tree_plan
-from anyformer.backbones.frozen.folded import folded_logits, masked_table, random_table
+from anyformer.backbones.frozen.folded import Observer, folded_logits
 from anyformer.backbones.frozen.literal import LiteralFrozen
-from anyformer.backbones.frozen.recipe import FrozenMaskedRecipe, FrozenRandomRecipe
+from anyformer.backbones.frozen.recipe import FrozenMaskedRecipe, FrozenRandomRecipe, FrozenRecipe
+from anyformer.backbones.frozen.tables import FoldedTables, StreamTables, Tables, masked_table, random_table
 from anyformer.backbones.frozen.unfolded import BlockMaps, DenseMaps, LayerMaps, block_maps, unfolded_logits
 from anyformer.backbones.layouts import masked_literal
 from anyformer.backbones.literal import LiteralBank
@@ -35,10 +36,6 @@ from anyformer.network import Network, check_positions, check_tokens
 from anyformer.operators import Context, Mixing
 from anyformer.program import Program
 
-Tables = tuple[Tensor | None, ...]
-"""What a run reads, made of a program's tensors once for many rows: of a machine that folds (table, places), else (tokens, positions,
-readout, norms)."""
-
 MLP_STREAM = 2**62
 """Philox streams from here on draw the frozen MLPs: 2 l + i for W_1 and W_2 of layer l."""
 
@@ -47,10 +44,8 @@ class Frozen(Machine):
     """Base of both machines."""
 
     tree: Tree
-    products: torch.dtype | None = None
-    """dtype of products with dense frozen maps; None: the program's. bfloat16 is faster on some processors and rounds to 3 digits."""
 
-    def __init__(self, recipe: Any):
+    def __init__(self, recipe: FrozenRecipe):
         super().__init__(recipe)
         require_memory(self._bytes(recipe), f"a frozen machine of width {recipe.m}")
         self.tree = Tree.of(recipe.network_class)
@@ -61,23 +56,23 @@ class Frozen(Machine):
         self._cast: dict[Any, Any] = {}
 
     @classmethod
-    def width_of(cls, recipe: Any) -> int:
+    def width_of(cls, recipe: FrozenRecipe) -> int:
         return recipe.m
 
     @classmethod
     @abstractmethod
-    def _maps_weights(cls, recipe: Any) -> int:
+    def _maps_weights(cls, recipe: FrozenRecipe) -> int:
         """Entries of R_Q, R_K, R_V that are not 0."""
 
     @classmethod
-    def cost_of(cls, recipe: Any, length: int) -> Cost:
+    def cost_of(cls, recipe: FrozenRecipe, length: int) -> Cost:
         m, heads = recipe.m, recipe.attention.heads
         weights = cls._maps_weights(recipe) + 2 * m * recipe.mlp * recipe.layers
         return Cost(m, length, m * length, recipe.layers * (2 if recipe.mlp else 1), heads, weights, 4 * m)
 
     @classmethod
     @abstractmethod
-    def _bytes(cls, recipe: Any) -> int:
+    def _bytes(cls, recipe: FrozenRecipe) -> int:
         """Memory that building takes."""
 
     # --- what a program is read into, and the run -------------------------------------------------------------------------------
@@ -87,34 +82,45 @@ class Frozen(Machine):
         """The layers' maps, for a run that does not fold."""
 
     @abstractmethod
-    def table(self, rows: Float[Tensor, "rows m"], readout: Float[Tensor, "m out"]) -> Float[Tensor, "rows N"]:
-        """The reads of a run that folds."""
+    def table(
+        self, rows: Float[Tensor, "rows m"], readout: Float[Tensor, "m out"], products: torch.dtype
+    ) -> Float[Tensor, "rows N"]:
+        """The reads of a run that folds; ``products`` with dense frozen maps are in that dtype."""
 
-    def tables(self, tokens: Tensor, positions: Tensor | None, readout: Tensor, norms: Tensor | None) -> Tables:
-        """What :meth:`logits` reads, differentiably: tokens (vocab, m), positions (n_max, m), readout (m, out), norms (norms, 2, m)."""
+    def tables(
+        self,
+        tokens: Float[Tensor, "vocab m"],
+        positions: Float[Tensor, "n_max m"] | None,
+        readout: Float[Tensor, "m out"],
+        norms: Float[Tensor, "norms 2 m"] | None,
+        products: torch.dtype | None = None,
+    ) -> Tables:
+        """What :meth:`logits` reads, differentiably; ``products`` as there."""
         if not self.recipe.folds:
-            return tokens, positions, readout, norms
+            return StreamTables(tokens, positions, readout, norms)
+        return self._folded(tokens, positions, readout, products or tokens.dtype)
+
+    def _folded(self, tokens: Tensor, positions: Tensor | None, readout: Tensor, products: torch.dtype) -> FoldedTables:
         if positions is None:
-            return self.table(tokens, readout), None
-        return self.table(torch.cat((tokens, positions)), readout).split((len(tokens), len(positions)))
+            return FoldedTables(self.table(tokens, readout, products), None)
+        both = self.table(torch.cat((tokens, positions)), readout, products)
+        return FoldedTables(both[: len(tokens)], both[len(tokens) :])
 
     def logits(
         self,
         tables: Tables,
         tokens: Int[Tensor, "batch n"],
         ctx: Context,
-        observe: Any = None,
+        observe: Observer | None = None,
         queries: Int[Tensor, "batch q"] | None = None,
+        products: torch.dtype | None = None,
     ) -> Float[Tensor, "batch places out"]:
-        """Logits from tables: the run of learning. With ``queries`` (batch, q) only those of these places, (batch, q, out)."""
-        rows, places, *others = tables
-        assert rows is not None
-        if self.recipe.folds:
-            return folded_logits(self.recipe, tokens, rows, places, ctx, observe, queries)
-        readout, norms = others
-        assert readout is not None
-        maps, mlps = self.maps(rows.dtype), self.mlps(rows.dtype)
-        return unfolded_logits(self.recipe, maps, mlps, tokens, rows, places, readout, norms, ctx, observe, queries)
+        """Logits from tables: the run of learning. With ``queries`` (batch, q) only those of these places, (batch, q, out). ``products`` is
+        the dtype of products with dense frozen maps (None: the program's): bfloat16 is faster on some processors, with 3 digits."""
+        if isinstance(tables, FoldedTables):
+            return folded_logits(self.recipe, tables, tokens, ctx, observe, queries)
+        dtype = products or tables.tokens.dtype
+        return unfolded_logits(self.recipe, self.maps(dtype), self.mlps(dtype), tables, tokens, ctx, observe, queries)
 
     def mlps(self, dtype: torch.dtype) -> list[tuple[Tensor, Tensor]]:
         """W_1 and W_2 of every layer."""
@@ -123,12 +129,12 @@ class Frozen(Machine):
 
     def cast(self, name: str, dtype: torch.dtype) -> Tensor:
         """A dense frozen map in the dtype of its products, converted once."""
-        wanted, held = self.products or dtype, getattr(self, name)
-        if held.dtype == wanted:
+        held = getattr(self, name)
+        if held.dtype == dtype:
             return held
-        if (name, wanted, held.device) not in self._cast:
-            self._cast[name, wanted, held.device] = held.to(wanted)
-        return self._cast[name, wanted, held.device]
+        if (name, dtype, held.device) not in self._cast:
+            self._cast[name, dtype, held.device] = held.to(dtype)
+        return self._cast[name, dtype, held.device]
 
     def run(self, tokens: Tensor, program: Program, ctx: Context, trace: Trace | None) -> Tensor:
         check_tokens(tokens, program.vocab)
@@ -137,7 +143,7 @@ class Frozen(Machine):
         assert program.readout is not None
         tables = self.tables(program.embedding, program.position_embedding, program.readout, program.norms)
         tokens = tokens.long()
-        if self.as_tree:
+        if self.as_tree and isinstance(tables, FoldedTables):
             return fold_in_blocks(tree_plan(self.tree, self.routing), lambda t, c: _first(tables, t, c), tokens, ctx, trace)
 
         def observe(layer: int, own: Tensor, pattern: Tensor) -> None:
@@ -166,13 +172,10 @@ class Frozen(Machine):
     def tree_columns(self, program: Program) -> tuple[Tensor, Tensor | None]:
         self._require_tree("specialised")
         assert program.readout is not None
-        rows, places = self.tables(program.embedding, program.position_embedding, program.readout, None)
-        assert rows is not None
-        return rows, places
+        tables = self._folded(program.embedding, program.position_embedding, program.readout, program.tokens.dtype)
+        return tables.reads, tables.places
 
-    def check(self, program: Program) -> None:
-        if not isinstance(program, Program) or program.recipe != self.recipe or program.placement is not None:
-            super().check(program)
+    def check_own_tensors(self, program: Program) -> None:
         out, norms = self.network_class.outputs, program.norms
         if program.readout is None or program.readout.shape[1] != out:
             got = "none" if program.readout is None else f"shape {tuple(program.readout.shape)}"
@@ -230,12 +233,12 @@ class FrozenMasked(Frozen):
         )
 
     @classmethod
-    def _maps_weights(cls, recipe: Any) -> int:
+    def _maps_weights(cls, recipe: FrozenRecipe) -> int:
         tree, heads = Tree.of(recipe.network_class), recipe.attention.heads
         return sum(heads**s * (tree.stages[s].probes + heads * tree.widths[s + 1]) for s in range(recipe.layers))
 
     @classmethod
-    def _bytes(cls, recipe: Any) -> int:
+    def _bytes(cls, recipe: FrozenRecipe) -> int:
         return 8 * recipe.m * recipe.mlp * recipe.layers
 
     @cached_property
@@ -245,7 +248,7 @@ class FrozenMasked(Frozen):
     def maps(self, dtype: torch.dtype) -> Sequence[LayerMaps]:
         return self._blocks
 
-    def table(self, rows: Tensor, readout: Tensor) -> Tensor:
+    def table(self, rows: Tensor, readout: Tensor, products: torch.dtype) -> Tensor:
         return masked_table(self.recipe, rows, readout)
 
     def coordinate(self, i: int) -> Any:
@@ -272,7 +275,7 @@ class FrozenRandom(Frozen):
     name = "frozen-random"
     recipe_type = FrozenRandomRecipe
 
-    def __init__(self, recipe: Any):
+    def __init__(self, recipe: FrozenRandomRecipe):
         super().__init__(recipe)
         weights, layers, heads = Weights(recipe.maps()), range(recipe.layers), range(recipe.attention.heads)
         for s in layers:
@@ -319,12 +322,12 @@ class FrozenRandom(Frozen):
         )
 
     @classmethod
-    def _maps_weights(cls, recipe: Any) -> int:
+    def _maps_weights(cls, recipe: FrozenRecipe) -> int:
         attention = recipe.attention
         return recipe.layers * attention.heads * recipe.m * (attention.reads + recipe.m)
 
     @classmethod
-    def _bytes(cls, recipe: Any) -> int:
+    def _bytes(cls, recipe: FrozenRecipe) -> int:
         return 8 * cls._maps_weights(recipe) + 8 * recipe.m * recipe.mlp * recipe.layers
 
     def _routes(self, s: int, dtype: torch.dtype) -> list[Tensor]:
@@ -333,9 +336,9 @@ class FrozenRandom(Frozen):
     def maps(self, dtype: torch.dtype) -> Sequence[LayerMaps]:
         return [DenseMaps(self.cast(f"own_{s}", dtype), self._routes(s, dtype)) for s in range(self.recipe.layers)]
 
-    def table(self, rows: Tensor, readout: Tensor) -> Tensor:
-        routes = [self._routes(s, rows.dtype) for s in range(self.recipe.layers)]
-        return random_table(self.recipe, rows, readout, self.cast("reads", rows.dtype), routes, self.order.to(rows.device))
+    def table(self, rows: Tensor, readout: Tensor, products: torch.dtype) -> Tensor:
+        routes = [self._routes(s, products) for s in range(self.recipe.layers)]
+        return random_table(rows, readout, self.cast("reads", products), routes, self.order.to(rows.device))
 
     def coordinate(self, i: int) -> str:
         if not 0 <= i < self.width:
@@ -359,9 +362,7 @@ class FrozenRandom(Frozen):
         return LiteralFrozen(self.recipe, banks, self.mlps(torch.float64))
 
 
-def _first(tables: Tables, tokens: Tensor, ctx: Context) -> Tensor:
+def _first(tables: FoldedTables, tokens: Tensor, ctx: Context) -> Tensor:
     """The first state of the tree for some rows."""
-    rows, places = tables
-    assert rows is not None
-    state = F.embedding(tokens, rows)
-    return state if places is None else state + F.embedding(ctx.positions, places)
+    state = F.embedding(tokens, tables.reads)
+    return state if tables.places is None else state + F.embedding(ctx.positions, tables.places)

@@ -82,9 +82,9 @@ class FrozenRecipe(Recipe, ABC):
         return {None: 0, "pre": each + 1, "post": each}[self.norm]
 
     @property
+    @abstractmethod
     def folds(self) -> bool:
         """Whether a run needs the reads of a tree alone, never the stream of width m."""
-        return self.norm is None and not self.mlp and not self.residual
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,6 +113,10 @@ class FrozenRandomRecipe(FrozenRecipe):
     @property
     def m(self) -> int:
         return self.width
+
+    @property
+    def folds(self) -> bool:
+        return self.norm is None and not self.mlp and not self.residual
 
     def maps(self) -> RandomRecipe:
         """The recipe of the random machine with the same R_Q, R_K, R_V."""

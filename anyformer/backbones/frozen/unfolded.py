@@ -3,6 +3,10 @@
     X <- [X +] sum_h A_h Y R_V[l,h]:   0/1 maps move blocks of columns, ``X[block] += A_h Y[block]``; random ones multiply, ``(A_h Y) R_V``
 
 The same operators as everywhere form the patterns. Each kind of map is one differentiable step that copies no block.
+
+What this computes is a Network, and a stated exception to running it as one: with maps that gather and add columns, as a network's would, a
+training step takes 1.79 times as long (residual & norm, 0/1 maps, m = 1024, 64 x 100 tokens), and its speed against the dense machine
+falls from 7 times to 4 (``benchmarks/learning_step_is_fast.py`` claims 6).
 """
 
 from abc import ABC, abstractmethod
@@ -19,6 +23,7 @@ from anyformer.backbones.frozen.first_rows import FirstRows
 from anyformer.backbones.frozen.folded import Observer, at_queries, attention_pattern
 from anyformer.backbones.frozen.products import product
 from anyformer.backbones.frozen.recipe import FrozenRecipe
+from anyformer.backbones.frozen.tables import StreamTables
 from anyformer.backbones.tree import Tree
 from anyformer.operators import Context
 from anyformer.operators.functions import scalar_function
@@ -168,21 +173,17 @@ def unfolded_logits(
     recipe: FrozenRecipe,
     maps: Sequence[LayerMaps],
     mlps: Sequence[tuple[Tensor, Tensor]],
+    tables: StreamTables,
     tokens: Int[Tensor, "batch n"],
-    rows: Float[Tensor, "vocab m"],
-    places: Float[Tensor, "n_max m"] | None,
-    readout: Float[Tensor, "m out"],
-    norms: Float[Tensor, "norms 2 m"] | None,
     ctx: Context,
     observe: Observer | None = None,
     queries: Int[Tensor, "batch q"] | None = None,
 ) -> Float[Tensor, "batch places out"]:
-    """Logits, layer by layer. ``norms`` are gains and biases, in the order of the run; None: 1 and 0. With ``queries`` the last layer
-    is computed at these places alone."""
-    x = F.embedding(tokens, rows)
-    if places is not None:
-        x = x + F.embedding(ctx.positions, places)
-    weights = iter([(None, None)] * recipe.norms if norms is None else [(gain, bias) for gain, bias in norms])
+    """Logits, layer by layer. With ``queries`` the last layer is computed at these places alone."""
+    x = F.embedding(tokens, tables.tokens)
+    if tables.positions is not None:
+        x = x + F.embedding(ctx.positions, tables.positions)
+    weights = iter([(None, None)] * recipe.norms if tables.norms is None else [(gain, bias) for gain, bias in tables.norms])
 
     def normed(x: Tensor) -> Tensor:
         gain, bias = next(weights)
@@ -198,7 +199,7 @@ def unfolded_logits(
             observe(layer, own, pattern)
         first = None
         if layer == 0 and isinstance(layer_maps, DenseMaps):
-            first = FirstRows.of(recipe, layer_maps.routes, tokens, rows, places, norms, x, ctx)
+            first = FirstRows.of(recipe, layer_maps.routes, tables, tokens, x, ctx)
         if layer == recipe.layers - 1:
             pattern, x = at_queries(pattern, queries), at_queries(x, queries)
         onto = x if recipe.residual else None
@@ -211,4 +212,4 @@ def unfolded_logits(
             written = product(hidden, out)
             x = x + written if recipe.residual else written
             x = normed(x) if post else x
-    return (normed(x) if pre else x) @ readout
+    return (normed(x) if pre else x) @ tables.readout

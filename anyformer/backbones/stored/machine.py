@@ -108,8 +108,8 @@ class StoredProgram(Machine):
     def run(self, tokens: Tensor, program: Program, ctx: Context, trace: Trace | None) -> Tensor:
         return self.engine.run(tokens, program, ctx, trace)
 
-    def check(self, program: Program) -> None:
-        super().check(program)
+    def check_own_tensors(self, program: Program) -> None:
+        super().check_own_tensors(program)
         layout = self.layout
         at = layout.block("stream").coordinates
         good = program.constants is not None and len(program.constants) == layout.constants and program.constant_at is None
