@@ -105,7 +105,9 @@ def _matmul(a: Any, b: Any) -> Balls:
 def _ball(x: Any) -> Any:
     if isinstance(x, Fraction):
         return flint.arb(flint.fmpq(x.numerator, x.denominator))
-    return x if isinstance(x, flint.arb) else flint.arb(x if isinstance(x, (int, float)) else float(x))
+    if isinstance(x, flint.arb):
+        return x
+    return flint.arb(x if isinstance(x, (int, float)) and not isinstance(x, bool) else float(x))
 
 
 def balls(values: Any) -> Balls:
