@@ -244,8 +244,10 @@ def _prove(inquiry: Inquiry) -> tuple[Certificate, SubFamily, bool] | str:
     without = supported(inquiry.traced)
     if without:
         return f"no ball form of {', '.join(without)}"
-    first = ""
+    first, tried = "", list[SubFamily]()
     for family in _families(inquiry):
+        if any(larger.holds(family) for larger in tried):
+            continue  # generic members of a larger family told no more apart
         seen = inquiry.seen if family is EVERYTHING else family.vary(inquiry.traced, inquiry.values)
         doubts = seen.hard + seen.unknown + seen.masks + seen.kinks + seen.conditions
         if doubts:
@@ -253,6 +255,7 @@ def _prove(inquiry: Inquiry) -> tuple[Certificate, SubFamily, bool] | str:
             continue
         if family is not EVERYTHING and inquiry.unreached(family) is not None:
             continue  # some token does not arrive in this sub-family
+        tried.append(family)
         residual = identity_reachable(inquiry.traced, inquiry.values, family)
         found = _certificate(inquiry, family, seen, residual)
         if isinstance(found, Certificate):

@@ -160,7 +160,9 @@ def _argument(node: Node, known: Known, i: int) -> Seen:
     x = node.args[i]
     if isinstance(x, Node):
         return known[x]
-    return Seen.of(torch.as_tensor(x), torch.zeros((), dtype=torch.float64), True)  # type: ignore[arg-type]
+    return Seen.of(
+        torch.as_tensor(x, dtype=torch.float64 if isinstance(x, float) else None), torch.zeros((), dtype=torch.float64), True
+    )  # type: ignore[arg-type]
 
 
 def _sum(node: Node, known: Known, value: Tensor) -> Fields:

@@ -78,10 +78,9 @@ class Certificate:
     def sentence(self, where: str, family: str = "") -> str:
         """What is witnessed, ``where``, with its numbers."""
         n = len(self.dependent)
-        gap = f"{self.gap:.3g}" if self.gap > 0 else "below 1e-300"
         return (
             f"{n * (n - 1)}/{n * (n - 1)} dependences and all separations outside G witnessed {where} ({self.bits}-bit balls, smallest gap "
-            f"{gap}, {self.evaluations} evaluations{'; ' + family if family else ''})"
+            f"{self.gap:.3g}, {self.evaluations} evaluations{'; ' + family if family else ''})"
         )
 
     def to_json(self) -> dict[str, Any]:

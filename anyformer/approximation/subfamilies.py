@@ -29,6 +29,11 @@ class SubFamily:
         """Constants propagated with these parameters at 0."""
         return traced.vary(self.apply(values), dict(self.zeros), asked)
 
+    def holds(self, other: "SubFamily") -> bool:
+        """Whether every member of the other one is a member."""
+        zeros = {k: other.zeros.get(k) for k in self.zeros}
+        return all(z is not None and bool(z[self.zeros[k]].all()) for k, z in zeros.items())
+
     def __and__(self, other: "SubFamily") -> "SubFamily":
         """What either puts to 0."""
         zeros = dict(self.zeros)
