@@ -191,7 +191,7 @@ MODULES = {
     "float32 weights that underflow": (
         lambda m, x: (-40 * distances(4)).float().softmax(-1).to(x.dtype) @ m.v(x), 4, 1, "symmetric", UNKNOWN, ""
     ),
-    "a product that underflows": (lambda m, x: mean(m, x) * (1e-200 * torch.full((1,), 1e-200, dtype=x.dtype)), 3, 1, "symmetric", YES, ""),
+    "a product that underflows": (lambda m, x: mean(m, x) * (1e-200 * torch.full((1,), 1e-200, dtype=x.dtype)), 3, 1, "symmetric", UNKNOWN, ""),
     "a finite mask in exp": (
         lambda m, x: F.normalize((scores(m, x) - 1e9 * above(x)).exp(), 1, -1) @ m.v(x), 3, 1, "symmetric", UNKNOWN, "finite mask"
     ),
@@ -438,10 +438,14 @@ def test_code_that_stops_while_it_is_imported(source, tmp_path, monkeypatch, cap
 
 
 def test_large_sizes_take_moments(as_shipped):
-    """What a lemma settles needs no groups; those that are computed are computed once."""
+    """What a lemma settles needs no groups; those that are computed are computed once, up to a stated size."""
     start = time.process_time()
     assert certify("softmax", tokens=256, dim=2, group="symmetric").strength == "proved-family"
+    assert certify("softmax", tokens=256, dim=2, group="trivial").strength == "proved-impossible"
     assert certify("star", tokens=128, dim=2, layers=2).strength == "proved-family"
     assert certify("ring", tokens=64, dim=2, layers=32, group=dihedral(64)).strength == "proved-family"
-    assert certify("bigbird", tokens=40, dim=2, layers=3).holds
+    assert certify("bigbird", tokens=24, dim=2, layers=3).holds
+    assert "more than 64 tokens" in certify("bigbird", tokens=65, dim=2, layers=9).reason
+    assert certify("longformer", tokens=100, dim=2, layers=9).strength == "proved-impossible"
+    assert "more than 64 tokens" in certify(Forward(attention), tokens=65, dim=2, group="symmetric").reason
     assert time.process_time() - start < 20

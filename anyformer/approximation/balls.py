@@ -28,6 +28,9 @@ def _load() -> Any:
 
 flint = _load()
 
+BITS = 128
+"""Working precision where none is asked for."""
+
 
 class Undecided(AnyformerError):
     """A comparison that the balls do not decide: a kink may be met."""

@@ -7,13 +7,12 @@ from typing import Any
 from torch import nn
 
 from anyformer.approximation.architecture import Architecture, Layer
-from anyformer.approximation.balls import require_flint
+from anyformer.approximation.balls import BITS, require_flint
 from anyformer.approximation.certifying import certify_architecture
 from anyformer.approximation.families import REMARKS, family
 from anyformer.approximation.feedforward import FeedForward
 from anyformer.approximation.foreign import certify_module
 from anyformer.approximation.groups import TARGETS, Group, group_of
-from anyformer.approximation.question import BITS
 from anyformer.approximation.tracing import Call
 from anyformer.approximation.verdict import Verdict
 from anyformer.approximation.zoo import call_of

@@ -11,16 +11,16 @@ import numpy as np
 
 from anyformer.approximation import impossible
 from anyformer.approximation.architecture import Architecture
-from anyformer.approximation.balls import Undecided, box, precision
+from anyformer.approximation.balls import BITS, Undecided, box, precision
 from anyformer.approximation.criterion import distances, is_causal, layer_bounds
 from anyformer.approximation.groups import Group, group_of, symmetric
 from anyformer.approximation.impossible import Reason
-from anyformer.approximation.kernel_limits import KernelLimit, kernel_limit, name_of_kernel
 from anyformer.approximation.lemmas import is_analytic
 from anyformer.approximation.models import Draw, member
-from anyformer.approximation.patterns import sees_something, support_of
+from anyformer.approximation.notes import kernel_limits_of, notes_on
+from anyformer.approximation.patterns import support_of
 from anyformer.approximation.probing import Certificate, certify_by_probing
-from anyformer.approximation.question import BITS, CAUSAL, DRAWS, ONE_TOKEN, Question, feed_forward_hypotheses
+from anyformer.approximation.question import CAUSAL, DRAWS, MOST_COMPUTED, ONE_TOKEN, TOO_MANY, Question, feed_forward_hypotheses
 from anyformer.approximation.verdict import Hypothesis, LayerBounds, Verdict
 from anyformer.errors import require_size
 from anyformer.operators import Attention, AverageHard, Context, FeatureMap
@@ -42,6 +42,8 @@ def certify_architecture(architecture: Architecture, tokens: int, target: str | 
         return _no(question, reason)
     if question.condition.holds is None:
         return _unknown(question, question.condition.blocker, "the feed-forward condition")
+    if tokens > MOST_COMPUTED:
+        return _unknown(question, TOO_MANY)
     for attempt in (_by_theorem_4, _by_learned_positions, _by_balls):
         verdict = attempt(question)
         if verdict is not None:
@@ -61,7 +63,12 @@ def _reason(question: Question) -> Reason | None:
     found = impossible.norms(question.architecture)
     n, stack, group = question.tokens, question.stack, question.group
     if found is None:
-        found = _not_causal(question) if question.causal else impossible.reach(question.architecture, n)
+        found = _not_causal(question) if question.causal and not question.large else None
+        found = found or (None if question.causal else impossible.reach(question.architecture, n))
+    if found is None and group is not None and question.whole is not None:
+        found = impossible.symmetric_layers(question.whole, group)
+    if n > MOST_COMPUTED:
+        return found
     if found is None and question.architecture.positions is not None:
         return impossible.fixed_positions(question.architecture, question.symmetry)
     if found is None and group is not None and stack is not None and all(p.complete for p in stack.patterns):
@@ -253,13 +260,13 @@ def _bounds(question: Question) -> LayerBounds:
     """Layers that the target needs, for architectures of one kind of layer."""
     architecture, n, group = question.architecture, question.tokens, question.group
     m, lemma = len(architecture.layers), question.lemma
-    if group is None or not architecture.homogeneous or not m:
+    if group is None or not architecture.homogeneous or not m or question.large:
         return LayerBounds(min(m, int(n > 1)), None)
     if question.whole is not None and lemma is not None:
         if not question.whole.issubset(group):
             return LayerBounds(impossible=True)
-        if group == question.whole:
-            return LayerBounds(lemma.layers, lemma.layers)
+        if group == question.whole or n > MOST_COMPUTED:
+            return LayerBounds(lemma.layers if group == question.whole else 1, lemma.layers)
     if architecture.positions is not None:  # position vectors tell tokens apart; what arrives is as without them
         support = support_of(architecture.layers[0], n)
         far = None if support is None else distances(support)
@@ -339,7 +346,7 @@ def _verdict(
     details: dict[str, Any] | None = None,
 ) -> Verdict:
     known = {} if question.refusal else {"symmetry": question.equivariance, "exact": _whole_symmetry(question)}
-    limits = _kernel_limits(question)
+    limits = kernel_limits_of(question)
     return Verdict(
         subject=question.architecture.name,
         claim=question.claim,
@@ -350,7 +357,7 @@ def _verdict(
         hypotheses=_hypotheses(question),
         layers=layers or _bounds(question),
         covered=covered,
-        notes=(*_notes(question), *(limit.sentence for limit in limits)),
+        notes=(*notes_on(question), *(limit.sentence for limit in limits)),
         details={"bits": question.bits, "kernel_limits": [asdict(limit) for limit in limits]} | (details or {}),
         **known,
     )
@@ -364,36 +371,3 @@ def _whole_symmetry(question: Question) -> bool:
         return True
     stack = question.stack
     return stack is not None and all(p.complete for p in stack.patterns) and question.theorem_4
-
-
-def _notes(question: Question) -> list[str]:
-    notes = ["m counts attention layers; untied parameters"]
-    if question.refusal:
-        return notes
-    positions, group = question.architecture.positions, question.group
-    if question.target == "auto" and group is not None:
-        notes.append(
-            "G was not given: it is the smallest group for which the claim holds, the claim holds for every larger one too"
-        )
-    if positions is not None and positions.kind == "fixed":
-        notes.append(
-            "position vectors are fixed: this is for generic ones (all but a set of measure 0); equal ones tell nothing apart"
-        )
-    if not question.causal and group is not None and len(group.orbits) > 1 and _constants_stay(question):
-        notes.append("in the sup norm the claim fails: constant sequences stay constant, and G is not transitive on positions")
-    return notes
-
-
-def _constants_stay(question: Question) -> bool:
-    """Whether every layer takes sequences of equal tokens to such: rows of attention that sum to 1, and nothing else that knows positions."""
-    n, architecture = question.tokens, question.architecture
-    banks = [op for layer in architecture.layers for op in layer.operators]
-    plain = architecture.positions is None and all(type(op) is Attention and op.stochastic for op in banks)
-    return plain and all(sees_something(op, n) for op in banks if isinstance(op, Attention))
-
-
-def _kernel_limits(question: Question) -> list[KernelLimit]:
-    """The kernel condition of arXiv 2506.23551, for each kernel that has a name there."""
-    kernels = (getattr(op, "kernel", None) for layer in question.architecture.layers for op in layer.operators)
-    names = dict.fromkeys(name for kernel in kernels if (name := name_of_kernel(kernel)) is not None)
-    return [kernel_limit(name) for name in names]

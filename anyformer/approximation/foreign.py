@@ -22,7 +22,7 @@ from anyformer.approximation.graph_balls import NoBallForm, evaluate, supported
 from anyformer.approximation.groups import Group, group_of, symmetric, trivial
 from anyformer.approximation.models import Draw, feed_forward_network
 from anyformer.approximation.probing import MARGIN, Certificate, Probe, certify_by_probing
-from anyformer.approximation.question import DRAWS, EQUIVARIANT, ONE_TOKEN, feed_forward_hypotheses
+from anyformer.approximation.question import DRAWS, EQUIVARIANT, MOST_COMPUTED, ONE_TOKEN, TOO_MANY, feed_forward_hypotheses
 from anyformer.approximation.subfamilies import EVERYTHING, SubFamily, identity_reachable, sub_families
 from anyformer.approximation.subjects import Subject, examine
 from anyformer.approximation.tracing import Call, Traced, Varying, trace
@@ -193,7 +193,7 @@ def _decided(inquiry: Inquiry) -> Verdict:
     missing = None if inquiry.traced.unknown else inquiry.unreached(EVERYTHING)
     if missing is not None:
         return _no(inquiry, *missing)
-    blocker = _refused(inquiry.seen)
+    blocker = TOO_MANY if inquiry.n > MOST_COMPUTED else _refused(inquiry.seen)
     if blocker:
         return inquiry.asked.unknown(blocker)
     proof = _prove(inquiry)

@@ -126,28 +126,30 @@ def _move(node: Any, args: Any, kwargs: Any, places: dict[Any, Any]) -> Any:
     if name == PAD and len(args) > 2:
         filling, args[2] = args[2], 0
     entries: list[Any] = []
-
-    def numbered(a: Any) -> Any:
-        if isinstance(a, (tuple, list)):
-            return type(a)(numbered(b) for b in a)
-        if not isinstance(a, (Balls, Tensor)):
-            return a
-        start = 1 + sum(int(np.prod(e.shape)) for e in entries)
-        entries.append(balls(a))
-        return torch.arange(start, start + int(np.prod(a.shape))).reshape(tuple(a.shape))
-
-    numbers = [a if i == at else numbered(a) for i, a in enumerate(args)]
+    numbers = [a if i == at else _numbered(a, entries) for i, a in enumerate(args)]
     key = (node, tuple(e.shape for e in entries))
     if key not in places:
         places[key] = node.target(*numbers, **{k: v for k, v in kwargs.items() if k not in ("memory_format", "dtype")})
     whole = np.concatenate([np.array([balls(filling).item()], dtype=object), *(np.asarray(e).ravel() for e in entries)])
+    return _taken(places[key], whole)
 
-    def back(m: Any) -> Any:
-        if m is None:
-            return None
-        return type(m)(back(p) for p in m) if isinstance(m, (tuple, list)) else whole[m.numpy()].view(Balls)
 
-    return back(places[key])
+def _numbered(a: Any, entries: list[Any]) -> Any:
+    """The numbers of an argument's entries in its place; the entries are appended to those before."""
+    if isinstance(a, (tuple, list)):
+        return type(a)(_numbered(b, entries) for b in a)
+    if not isinstance(a, (Balls, Tensor)):
+        return a
+    start = 1 + sum(e.size for e in entries)
+    entries.append(balls(a))
+    return torch.arange(start, start + entries[-1].size).reshape(tuple(a.shape))
+
+
+def _taken(m: Any, whole: np.ndarray) -> Any:
+    """The entries with these numbers."""
+    if m is None:
+        return None
+    return type(m)(_taken(p, whole) for p in m) if isinstance(m, (tuple, list)) else whole[m.numpy()].view(Balls)
 
 
 def _softmax(x: Balls, dim: int, forbidden: Tensor | None) -> Balls:

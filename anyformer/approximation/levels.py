@@ -108,13 +108,16 @@ def _moved(node: Node, known: Known, field: str) -> Any:
     """One field of all entries, moved as the entries are."""
     name, places = name_of(node), PLACES.get(name_of(node))
 
-    def of(a: Any) -> Any:
-        return _map(getattr(known[a], field), lambda m: m.contiguous())
-
-    args = [map_arg(a, (lambda b: known[b].value) if i == places else of) for i, a in enumerate(node.args)]
+    args = [map_arg(a, lambda b, f="value" if i == places else field: _part(known[b], f)) for i, a in enumerate(node.args)]
     if name == PAD and len(args) > 2:
         args[2] = {"levels": FIXED, "nonzero": float(args[2] != 0), "offset": float(args[2])}[field]  # type: ignore[arg-type]
     return node.target(*args, **{k: v for k, v in node.kwargs.items() if k not in ("memory_format", "dtype")})  # type: ignore[operator]
+
+
+def _part(seen: Seen, field: str) -> Any:
+    """One field; the moves ask for tensors without gaps."""
+    part = getattr(seen, field)
+    return part if field == "value" else _map(part, Tensor.contiguous)
 
 
 def _is_exact(name: str, value: Any, inputs: list[Seen]) -> bool:

@@ -5,6 +5,7 @@ from functools import cached_property
 from typing import Any
 
 from anyformer.approximation.architecture import Architecture
+from anyformer.approximation.balls import BITS
 from anyformer.approximation.criterion import Stack
 from anyformer.approximation.feedforward import Condition, feed_forward_condition
 from anyformer.approximation.groups import Group, group_of, symmetric, trivial
@@ -14,8 +15,10 @@ from anyformer.approximation.verdict import Claim, Hypothesis
 from anyformer.operators import Attention, Bidirectional
 
 EQUIVARIANT, CAUSAL = "continuous equivariant map", "continuous causal map (f_s depends on tokens 0 .. s)"
+MOST_COMPUTED = 64
+"""Tokens beyond which groups of patterns are not computed, and nothing is probed; a lemma needs neither."""
+TOO_MANY = f"more than {MOST_COMPUTED} tokens, and no lemma settles it: groups are not computed and nothing is probed there; ask for fewer"
 ONE_TOKEN = "one token: feed-forward layers alone are dense in L^p(K)"
-BITS = 128
 DRAWS = 3
 
 
@@ -72,8 +75,8 @@ class Question:
     def symmetry(self) -> Group:
         """Permutations that every layer is proved to be equivariant under, position vectors aside."""
         n = self.tokens
-        if self.whole is not None:
-            return self.whole
+        if self.whole is not None or self.large:
+            return self.whole or trivial(n)
         stack = self.stack
         if stack is None or not all(p.complete for p in stack.patterns):
             plain = all(_knows_no_positions(op) for layer in self.architecture.layers for op in layer.operators)
@@ -89,6 +92,11 @@ class Question:
     def lemma(self) -> Lemma | None:
         """The lemma for all n, where one matches."""
         return match(self.architecture, self.tokens)
+
+    @property
+    def large(self) -> bool:
+        """Whether there are too many tokens for anything but a lemma, and for reach."""
+        return self.tokens > MOST_COMPUTED and self.whole is None
 
     @property
     def whole(self) -> Group | None:
@@ -118,6 +126,8 @@ class Question:
             return None
         if self.whole is not None and self.lemma is not None and len(self.architecture.layers) >= self.lemma.layers:
             return self.whole
+        if self.large:
+            return None
         if self.stack is not None and self.theorem_4 and self.stack.unreachable is None:
             return self.stack.generated()
         return self.equivariance
