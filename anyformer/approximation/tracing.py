@@ -202,14 +202,16 @@ def trace(module: nn.Module, call: Call, n: int, d: int) -> Traced | str:
         given = {f"inner.{k}": v for k, v in zip(names, parameters, strict=True)}
         return functional_call(applied, given, (x,), tie_weights=True)
 
-    x = torch.zeros(1, n, d, dtype=torch.float64)
-    made = make_fx(functionalize(run, remove="mutations"), tracing_mode="fake", _allow_non_fake_inputs=True)
-    try:
-        with plain_attention(), torch.no_grad():
-            traced = made([trained[k].detach() for k in names], x)
-    except AnyformerError:
-        raise
-    except (Exception, SystemExit) as error:
-        first = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        return f"it cannot be traced: {type(error).__name__}: {first[:160]}"
-    return Traced(traced, {k: tuple(trained[k].shape) for k in names}, n, d)
+    given = [trained[k].detach() for k in names], torch.zeros(1, n, d, dtype=torch.float64)
+    problems = []
+    for form in (functionalize(run, remove="mutations"), run):  # some autograd functions go through the second alone
+        try:
+            with plain_attention(), torch.no_grad():
+                traced = make_fx(form, tracing_mode="fake", _allow_non_fake_inputs=True)(*given)
+            return Traced(traced, {k: tuple(trained[k].shape) for k in names}, n, d)
+        except AnyformerError:
+            raise
+        except (Exception, SystemExit) as error:
+            first = (str(error).strip().splitlines() or [type(error).__name__])[0]
+            problems.append(f"it cannot be traced: {type(error).__name__}: {first[:160]}")
+    return problems[0]
