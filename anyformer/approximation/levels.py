@@ -73,7 +73,8 @@ def propagate(node: Node, known: Known) -> Seen:
     inputs = [known[a] for a in node.all_input_nodes]
     exact = _is_exact(name, value, inputs)
     if name in MOVES or (name in PLACES and not places_vary(node, known)):
-        return Seen(value, *(_moved(node, known, field) for field in FIELDS), exact)
+        levels, nonzero, offset = (_moved(node, known, field) for field in FIELDS)
+        return Seen(value, levels, nonzero, offset, exact)
     highest = max((float(m.max()) for s in inputs for m in _leaves(s.levels) if m.numel()), default=FIXED)
     highest = FIXED if name in CREATED else highest
     forbidden = _forbidden(node, known) if name in SOFTMAX else None
@@ -83,10 +84,10 @@ def propagate(node: Node, known: Known) -> Seen:
         levels, nonzero = (torch.where(forbidden, 0.0, f) for f in found[:2])
         found = levels, nonzero, found[2]
     if not isinstance(value, Tensor):  # several results, or a size
-        if found is not None:
-            rest = [tuple(torch.full(v.shape, x, dtype=torch.float64) for v in value[1:]) for x in (highest, 1.0, 0.0)]
-            return Seen(value, *((f, *r) for f, r in zip(found, rest, strict=True)))
-        return Seen(value, *(_filled(value, x) for x in (highest, 1.0, 0.0)), exact)
+        levels, nonzero, offset = (_filled(value, x) for x in (highest, 1.0, 0.0))
+        if found is not None:  # a rule for the first of them
+            levels, nonzero, offset = ((f, *rest[1:]) for f, rest in zip(found, (levels, nonzero, offset), strict=True))
+        return Seen(value, levels, nonzero, offset, exact)
     levels, nonzero, offset = found or (_filled(value, highest), _filled(value, 1.0), _filled(value, 0.0))
     levels, nonzero, offset = (f.expand(value.shape) for f in (levels, nonzero, offset))
     levels = torch.where((nonzero == 0) | (offset == -torch.inf), FIXED, levels)

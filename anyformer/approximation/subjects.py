@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
-from torch.nn.parameter import UninitializedTensorMixin
+from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from anyformer.approximation.models import SCALE, Draw
@@ -101,7 +101,7 @@ class _Trial:
 
 def examine(module: nn.Module, call: Call, n: int, d: int, name: str) -> Subject | str:
     """A private float64 copy in eval mode, and its state; a sentence where nothing can be claimed about such a module."""
-    if any(isinstance(p, UninitializedTensorMixin) for p in (*module.parameters(), *module.buffers())):
+    if any(isinstance(p, (UninitializedParameter, UninitializedBuffer)) for p in (*module.parameters(), *module.buffers())):
         return "it has parameters without a shape yet (a lazy module); run it once on tokens first"
     try:
         subject = Subject(copy.deepcopy(module).double().eval(), call, n, d, name)

@@ -102,7 +102,8 @@ class Traced:
                 known[node] = propagate(node, known)
                 _note(node, known, doubts)
         forbidden = {node: seen.forbidden for node, seen in known.items() if seen.forbidden is not None}
-        return Varying(output.levels, output.nonzero, *(tuple(dict.fromkeys(found)) for found in doubts.values()), forbidden)
+        said = {kind: tuple(dict.fromkeys(found)) for kind, found in doubts.items()}
+        return Varying(output.levels, output.nonzero, forbidden=forbidden, **said)
 
 
 def _unknown(node: torch.fx.Node) -> bool:
