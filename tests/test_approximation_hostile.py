@@ -185,7 +185,7 @@ MODULES = {
     "padded with 1000": (padded(1000.0), 3, 1, "symmetric", YES, ""),
     "padded and masked": (padded(2.0, torch.tensor([[0.0, -INF], [0.0, 0.0]])), 2, 1, "trivial", NO, "token 0 does not depend"),
     "beside integers": (beside_integers, 3, 1, [[0, 2, 1]], UNKNOWN, "S_3"),
-    "a summand that is no score": (lambda m, x: mean(m, x - 2e4), 3, 1, "symmetric", YES, ""),
+    "a summand that is no score": (lambda m, x: mean(m, x + (-2e4)), 3, 1, "symmetric", YES, ""),
     "all scores shifted": (lambda m, x: (scores(m, x) - 2e4).softmax(-1) @ m.v(x), 3, 1, "symmetric", YES, ""),
     "weights that underflow": (lambda m, x: (-300 * distances(4)).softmax(-1) @ m.v(x), 4, 1, "symmetric", UNKNOWN, ""),
     "float32 weights that underflow": (
@@ -219,8 +219,8 @@ MODULES = {
 def test_modules_made_to_mislead(name, as_shipped):
     function, n, m, group, strengths, reason = MODULES[name]
     torch.manual_seed(0)
-    wide = 1 if "pad" in name or "beside" in name else 0
-    verdict = certify(Forward(function, wide=wide), tokens=n, dim=2, layers=m, group=group)
+    wide, d = int("pad" in name or "beside" in name), 3 if "far negative" in name else 2
+    verdict = certify(Forward(function, d, wide), tokens=n, dim=d, layers=m, group=group)
     assert verdict.strength in strengths and reason in verdict.reason, str(verdict)
 
 
