@@ -48,9 +48,12 @@ def build(subject: str, arguments: dict[str, Any]) -> Any:
         made: Any = reduce(getattr, name.split("."), importlib.import_module(module_name))
     except (ImportError, AttributeError, ValueError) as error:
         raise AnyformerError(f"{subject} cannot be imported: {error}") from None
+    except (Exception, SystemExit) as error:
+        said = (str(error).strip().splitlines() or [""])[0]
+        raise AnyformerError(f"{subject} cannot be imported: its code stopped with {type(error).__name__}: {said}") from None
     try:
         return made(**arguments)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise AnyformerError(f"{subject} cannot be built from {arguments}: {type(error).__name__}: {error}") from None
 
 

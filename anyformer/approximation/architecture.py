@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from anyformer.approximation.feedforward import FeedForward
-from anyformer.errors import AnyformerError, require_choice, require_size
-from anyformer.operators import Norm, Operator, TableBias
+from anyformer.errors import AnyformerError, require_choice, require_numbers, require_size
+from anyformer.operators import LayerNorm, Norm, Operator, RMSNorm, TableBias
 from anyformer.spec import Spec
 
 
@@ -22,6 +22,12 @@ class ColourBias(TableBias):
     witnesses are looked for. Positions with equal colours share their number for ever (T5, Swin, orbits of a group)."""
 
     colours: tuple[tuple[int, ...], ...] = ()
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        n = len(self.rows[0])
+        if len(self.colours) != n or any(len(row) != n for row in self.colours):
+            raise AnyformerError(f"ColourBias: colours must be {n} rows of {n}, as the values are; got {self.colours!r}")
 
     @classmethod
     def of(cls, colours: Any) -> "ColourBias":
@@ -43,6 +49,8 @@ class Layer(Spec):
     def __post_init__(self) -> None:
         if not self.operators or not all(isinstance(op, Operator) for op in self.operators):
             raise AnyformerError(f"Layer: at least one operator is needed, got {self.operators!r}")
+        if self.maps is not None and len(self.maps) != len(self.operators):
+            raise AnyformerError(f"Layer: {len(self.operators)} banks need as many maps, or None; got {len(self.maps)}")
 
 
 @dataclass(frozen=True)
@@ -80,15 +88,29 @@ class Architecture(Spec):
             norm = getattr(self, field_name)
             if norm is not None and norm.dim != self.dim:
                 raise AnyformerError(f"Architecture: {field_name} is for {norm.dim} features, the tokens have {self.dim}")
-        for layer in self.layers:
-            for matrix in layer.maps or ():
-                if len(matrix) != self.dim:
-                    raise AnyformerError(f"Architecture: a fixed map has {len(matrix)} rows, the tokens have {self.dim} features")
+        if not isinstance(self.layers, tuple) or not all(isinstance(layer, Layer) for layer in self.layers):
+            raise AnyformerError(f"Architecture: layers must be a tuple of Layer, got {self.layers!r}")
+        if not isinstance(self.feed_forward, FeedForward):
+            raise AnyformerError(f"Architecture: feed_forward must be a FeedForward, got {self.feed_forward!r}")
+        for matrix in (matrix for layer in self.layers for matrix in layer.maps or ()):
+            if len(matrix) != self.dim or any(len(row) != self.dim for row in matrix):
+                shape = f"{len(matrix)} rows of {sorted({len(row) for row in matrix})}"
+                raise AnyformerError(f"Architecture: a fixed map must be {self.dim} x {self.dim}, as the features; got {shape}")
+            for row in matrix:
+                require_numbers("Architecture", "a row of a fixed map", row)
 
     @classmethod
     def of(cls, *operators: Operator, dim: int, **others: Any) -> "Architecture":
         """One bank a layer."""
         return cls(tuple(Layer((op,)) for op in operators), dim, **others)
+
+    @property
+    def good_norm(self) -> bool:
+        """Whether Theorem 4 holds behind the norm in front of attention: none, or one that is a homeomorphism (of more than a point)."""
+        norm = self.attention_norm
+        if norm is None:
+            return True
+        return norm.eps > 0 and (isinstance(norm, RMSNorm) or (isinstance(norm, LayerNorm) and self.dim >= 2))
 
     @property
     def homogeneous(self) -> bool:

@@ -28,6 +28,9 @@ def _load() -> Any:
 
 flint = _load()
 
+BITS = 128
+"""Working precision where none is asked for."""
+
 
 class Undecided(AnyformerError):
     """A comparison that the balls do not decide: a kink may be met."""
@@ -105,7 +108,9 @@ def _matmul(a: Any, b: Any) -> Balls:
 def _ball(x: Any) -> Any:
     if isinstance(x, Fraction):
         return flint.arb(flint.fmpq(x.numerator, x.denominator))
-    return x if isinstance(x, flint.arb) else flint.arb(x if isinstance(x, (int, float)) else float(x))
+    if isinstance(x, flint.arb):
+        return x
+    return flint.arb(x if isinstance(x, (int, float)) and not isinstance(x, bool) else float(x))
 
 
 def balls(values: Any) -> Balls:

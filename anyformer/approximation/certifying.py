@@ -4,24 +4,26 @@ The order is that of the strength of what can be said (docs/certify.md): feed-fo
 settled for all n; the exact criterion; witnesses in balls.
 """
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
 
 from anyformer.approximation import impossible
 from anyformer.approximation.architecture import Architecture
-from anyformer.approximation.balls import Undecided, box, precision
-from anyformer.approximation.criterion import is_causal, layer_bounds
+from anyformer.approximation.balls import BITS, Undecided, box, precision
+from anyformer.approximation.criterion import distances, is_causal, layer_bounds
 from anyformer.approximation.groups import Group, group_of, symmetric
 from anyformer.approximation.impossible import Reason
 from anyformer.approximation.lemmas import is_analytic
 from anyformer.approximation.models import Draw, member
+from anyformer.approximation.notes import kernel_limits_of, notes_on
+from anyformer.approximation.patterns import support_of
 from anyformer.approximation.probing import Certificate, certify_by_probing
-from anyformer.approximation.question import BITS, CAUSAL, DRAWS, Question
+from anyformer.approximation.question import CAUSAL, DRAWS, MOST_COMPUTED, ONE_TOKEN, TOO_MANY, Question, feed_forward_hypotheses
 from anyformer.approximation.verdict import Hypothesis, LayerBounds, Verdict
-from anyformer.errors import AnyformerError, require_size
-from anyformer.operators import AverageHard, Context, FeatureMap
+from anyformer.errors import require_size
+from anyformer.operators import Attention, AverageHard, Context, FeatureMap
 
 
 def certify_architecture(architecture: Architecture, tokens: int, target: str | Group = "auto", bits: int = BITS) -> Verdict:
@@ -30,40 +32,50 @@ def certify_architecture(architecture: Architecture, tokens: int, target: str | 
     if isinstance(target, str) and target not in ("causal", "auto"):
         group_of(target, tokens)
     question = Question(architecture, tokens, target, bits)
-    for reason in _reasons(question):
+    if question.refusal:
+        return _unknown(question, question.refusal)
+    settled = _settled(question) if question.condition.holds else None
+    if settled is not None:
+        return settled
+    reason = _reason(question)
+    if reason is not None:
         return _no(question, reason)
     if question.condition.holds is None:
-        return _verdict(question, "unknown", None, "the feed-forward condition", question.condition.blocker)
-    if tokens == 1:
-        because = "one token: feed-forward layers alone are dense in L^p(K)"
-        return _verdict(question, "proved-family", True, "Theorem 1 with m = 0", because, layers=LayerBounds(0, 0))
-    for attempt in (_by_lemma, _by_theorem_4, _by_learned_positions, _by_balls):
+        return _unknown(question, question.condition.blocker, "the feed-forward condition")
+    if tokens > MOST_COMPUTED:
+        return _unknown(question, TOO_MANY)
+    for attempt in (_by_theorem_4, _by_learned_positions, _by_balls):
         verdict = attempt(question)
         if verdict is not None:
             return verdict
-    return _verdict(question, "unknown", None, "no theorem here", _blocker(question))
+    return _unknown(question, _blocker(question))
 
 
-def _reasons(question: Question) -> list[Reason]:
+def _settled(question: Question) -> Verdict | None:
+    """Without computing groups: one token, or a lemma for all n."""
+    if question.architecture.output_norm is None and question.tokens == 1:
+        return _verdict(question, "proved-family", True, "Theorem 1 with m = 0", ONE_TOKEN, layers=LayerBounds(0, 0))
+    return _by_lemma(question) if impossible.norms(question.architecture) is None else None
+
+
+def _reason(question: Question) -> Reason | None:
     """The first structural reason for a no, if there is one."""
     found = impossible.norms(question.architecture)
     n, stack, group = question.tokens, question.stack, question.group
-    if found is None and not question.causal:
-        found = impossible.reach(question.architecture, n)
-    if found is None and question.causal:
-        found = _not_causal(question)
+    if found is None:
+        found = _not_causal(question) if question.causal and not question.large else None
+        found = found or (None if question.causal else impossible.reach(question.architecture, n))
+    if found is None and group is not None and question.whole is not None:
+        found = impossible.symmetric_layers(question.whole, group)
+    if n > MOST_COMPUTED:
+        return found
     if found is None and question.architecture.positions is not None:
-        found = impossible.fixed_positions(question.architecture, question.symmetry)
-        return [] if found is None else [found]
+        return impossible.fixed_positions(question.architecture, question.symmetry)
     if found is None and group is not None and stack is not None and all(p.complete for p in stack.patterns):
         found = impossible.rows(stack, group)
     if found is None and group is not None and question.architecture.layers and stack is None:
-        outside = next((g for g in question.symmetry.generators if g not in group), None)
-        if outside is not None:
-            found = Reason(
-                "N3", f"every layer is equivariant under {impossible.cycles(outside)}, which is not in G", True, (outside, 0)
-            )
-    return [] if found is None else [found]
+        found = impossible.symmetric_layers(question.symmetry, group)
+    return found
 
 
 def _not_causal(question: Question) -> Reason | None:
@@ -113,7 +125,10 @@ def _by_lemma(question: Question) -> Verdict | None:
     bounds = _bounds(question) if lemma.group is not None else LayerBounds(lemma.layers, lemma.layers)
     if bounds.upper is None:
         bounds = replace(bounds, upper=lemma.layers)
-    details = {"range": lemma.holds_for} | _cell(question) | _witness(question)
+    cell = _cell(question)
+    if cell is None:
+        return None
+    details = {"range": lemma.holds_for} | cell | _witness(question)
     return _verdict(
         question, "proved-family", True, lemma.name, f"{lemma.because} ({lemma.holds_for})", layers=bounds, details=details
     )
@@ -159,24 +174,19 @@ def _by_balls(question: Question) -> Verdict | None:
     residual = question.identity_reachable
     if question.target == "auto":
         group = certificate.remaining
-    done = certificate.remaining.issubset(group) and certificate.stray is None
-    needed = certificate.dependent | (np.eye(question.tokens, dtype=bool) & residual)
-    if not (done and needed.all()):
+    if not certificate.proves(group, residual):
         return None
-    theorem = "Corollary 1" if residual else "Theorem 3"
-    pairs = int((~np.eye(question.tokens, dtype=bool)).sum())
-    because = (
-        f"{pairs}/{pairs} dependences and all separations witnessed by members at rational parameters "
-        f"({certificate.bits}-bit balls, smallest gap {certificate.gap:.3g}, {certificate.evaluations} evaluations)"
-    )
     exact = replace(question, target=group)
+    bounds = _bounds(exact)
+    if bounds.upper is None and question.architecture.homogeneous:
+        bounds = replace(bounds, upper=len(question.architecture.layers))
     return _verdict(
         exact,
         "proved",
         True,
-        theorem + " (model)",
-        because,
-        layers=_bounds(exact),
+        ("Corollary 1" if residual else "Theorem 3") + " (model)",
+        certificate.sentence("by members at rational parameters"),
+        layers=bounds,
         details={"certificate": certificate.to_json()},
     )
 
@@ -188,8 +198,6 @@ def prove_in_balls(question: Question) -> Certificate | str:
         for op in layer.operators:
             if not is_analytic(op):
                 return f"{op} is not analytic, and no cell without kinks is built for it"
-    if isinstance(question.patterns, str) and "made for" in question.patterns:
-        return question.patterns
     members = [member(architecture, question.tokens, 100 + r) for r in range(DRAWS)]
     problem = next((m for m in members if isinstance(m, str)), None)
     if problem is not None or not architecture.layers:
@@ -213,43 +221,61 @@ def _witness(question: Question) -> dict[str, Any]:
     c, a = draw(first.dim, scale=1.0), draw(first.dim, scale=1.0)
     plain = c.expand(2, question.tokens, -1).clone()
     plain[1, -1] = a
-    with precision(question.bits):
-        out = made(plain, exact=True)
-        gap = max(float((y - x).abs_lower()) for x, y in zip(out[0, 0], out[1, 0], strict=True))
-        floats = made(plain, exact=False)
-        off = max(abs(float(x.mid()) - y) for x, y in zip(out.ravel(), floats.ravel().tolist(), strict=True))
+    try:
+        with precision(question.bits):
+            out = made(plain, exact=True)
+    except Undecided:
+        return {}
+    if not all(x.is_finite() for x in out.ravel()):
+        return {}
+    gap = max(float((y - x).abs_lower()) for x, y in zip(out[0, 0], out[1, 0], strict=True))
+    floats = made(plain, exact=False)
+    off = max(abs(float(x.mid()) - y) for x, y in zip(out.ravel(), floats.ravel().tolist(), strict=True))
     return {"witness": {"slot": 0, "token": question.tokens - 1, "gap": gap, "bits": question.bits, "model_minus_float64": off}}
 
 
-def _cell(question: Question) -> dict[str, Any]:
-    """ReLU features: one box of reads on which no kink is met, checked by interval evaluation."""
+def _cell(question: Question) -> dict[str, Any] | None:
+    """ReLU features: one box of reads on which all features are positive, by interval evaluation; None where the box has a kink or a weight
+    that may be 0. Nothing to say for other kernels."""
     op = question.architecture.layers[0].operators[0]
     kernel = getattr(op, "kernel", None)
-    if not (isinstance(kernel, FeatureMap) and kernel.function == "relu"):
+    if not (isinstance(kernel, FeatureMap) and kernel.function == "relu") or not isinstance(op, Attention):
         return {}
-    shape = (1, question.tokens, op.count, op.reads)
-    places = np.arange(question.tokens)[None]
+    low, high = np.full((1, question.tokens, op.count, op.reads), 0.75), np.full((1, question.tokens, op.count, op.reads), 1.25)
+    turned = op.scale is not None and op.scale < 0
+    if turned:  # queries of the other sign
+        low[..., : op.head_dim], high[..., : op.head_dim] = -1.25, -0.75
     with precision(question.bits):
         try:
-            op(None, box(np.full(shape, 0.75), np.full(shape, 1.25)), Context(places))  # type: ignore[arg-type]
-        except Undecided as problem:
-            raise AnyformerError(f"no cell without kinks: {problem}") from None
-    return {
-        "cell": {
-            "reads": [0.75, 1.25],
-            "says": "all reads in this interval: no kink is met; tokens near (1, .., 1), W_Q and W_K near positive ones",
-        }
-    }
+            weights = op(None, box(low, high), Context(np.arange(question.tokens)[None])).weights  # type: ignore[arg-type]
+            if not all(x > 0 for x in np.ravel(weights)):
+                return None
+        except Undecided:
+            return None
+    says = f"all keys in this interval, queries in {'minus ' if turned else ''}this interval: every weight is positive, no kink is met"
+    return {"cell": {"reads": [0.75, 1.25], "says": says + "; tokens near (1, .., 1), W_Q and W_K near such ones"}}
 
 
 def _bounds(question: Question) -> LayerBounds:
     """Layers that the target needs, for architectures of one kind of layer."""
-    architecture, n, group, stack = question.architecture, question.tokens, question.group, question.stack
-    m = len(architecture.layers)
-    if group is None or not architecture.homogeneous or not m:
+    architecture, n, group = question.architecture, question.tokens, question.group
+    m, lemma = len(architecture.layers), question.lemma
+    if group is None or not architecture.homogeneous or not m or question.large:
         return LayerBounds(min(m, int(n > 1)), None)
+    if question.whole is not None and lemma is not None:
+        if not question.whole.issubset(group):
+            return LayerBounds(impossible=True)
+        if group == question.whole or n > MOST_COMPUTED:
+            return LayerBounds(lemma.layers if group == question.whole else 1, lemma.layers)
+    if architecture.positions is not None:  # position vectors tell tokens apart; what arrives is as without them
+        support = support_of(architecture.layers[0], n)
+        far = None if support is None else distances(support)
+        if far is None:
+            return LayerBounds(int(n > 1), None)
+        return LayerBounds(impossible=True) if (far < 0).any() else LayerBounds(int(far.max()), None)
+    stack = question.stack
     if stack is None or not all(p.complete for p in stack.patterns):
-        return LayerBounds(int(n > 1), None if question.lemma is None else question.lemma.layers)
+        return LayerBounds(int(n > 1), None if lemma is None else lemma.layers)
     found = layer_bounds(stack.patterns[0], group)
     return found if question.theorem_4 or found.impossible else replace(found, lower=max(1, found.lower), upper=None)
 
@@ -277,9 +303,7 @@ def _blocker(question: Question) -> str:
     certificate = prove_in_balls(question)
     if isinstance(certificate, str):
         return certificate
-    if certificate.independent is not None:
-        return f"no witness that token {certificate.independent[0]} depends on token {certificate.independent[1]}"
-    return f"not excluded: {certificate.remaining.name}; that is no proof that it is a symmetry"
+    return certificate.missing(question.identity_reachable)
 
 
 def _hypotheses(question: Question) -> tuple[Hypothesis, ...]:
@@ -296,13 +320,19 @@ def _hypotheses(question: Question) -> tuple[Hypothesis, ...]:
             "checked" if question.identity_reachable else "failed",
             "W_O = 0 with a residual path" if question.identity_reachable else "no residual path, or maps that are fixed",
         ),
-        *(replace(h, name=f"H3 {h.name}") for h in question.condition.hypotheses),
+        *feed_forward_hypotheses(question.condition),
     ]
     if architecture.attention_norm is not None:
         out.append(
             Hypothesis("norm in front of attention", "checked", f"{architecture.attention_norm}: Theorem 4 holds behind it")
         )
     return tuple(out)
+
+
+def _unknown(question: Question, reason: str, theorem: str = "no theorem here") -> Verdict:
+    """Nothing is claimed; how many layers would be enough is not known either."""
+    bounds = LayerBounds(0) if question.refusal else replace(_bounds(question), upper=None)
+    return _verdict(question, "unknown", None, theorem, reason, layers=bounds)
 
 
 def _verdict(
@@ -315,15 +345,8 @@ def _verdict(
     covered: str | None = None,
     details: dict[str, Any] | None = None,
 ) -> Verdict:
-    stack = question.stack
-    complete = stack is not None and question.architecture.positions is None and all(p.complete for p in stack.patterns)
-    notes = ["m counts attention layers; untied parameters"]
-    if question.target == "auto" and question.group is not None:
-        notes.append(
-            "G was not given: it is the smallest group for which the claim holds, the claim holds for every larger one too"
-        )
-    if not question.causal and question.group is not None and len(question.group.orbits) > 1:
-        notes.append("in the sup norm the claim fails: constant sequences stay constant, and G is not transitive on positions")
+    known = {} if question.refusal else {"symmetry": question.equivariance, "exact": _whole_symmetry(question)}
+    limits = kernel_limits_of(question)
     return Verdict(
         subject=question.architecture.name,
         claim=question.claim,
@@ -333,9 +356,18 @@ def _verdict(
         reason=reason,
         hypotheses=_hypotheses(question),
         layers=layers or _bounds(question),
-        symmetry=question.equivariance,
-        exact=complete and question.theorem_4,
         covered=covered,
-        notes=tuple(notes),
-        details={"state": "a specification: no module was run", "bits": question.bits} | (details or {}),
+        notes=(*notes_on(question), *(limit.sentence for limit in limits)),
+        details={"bits": question.bits, "kernel_limits": [asdict(limit) for limit in limits]} | (details or {}),
+        **known,
     )
+
+
+def _whole_symmetry(question: Question) -> bool:
+    """Whether :attr:`Question.equivariance` is proved to be everything."""
+    if question.architecture.positions is not None:
+        return False
+    if question.whole is not None and question.theorem_4:
+        return True
+    stack = question.stack
+    return stack is not None and all(p.complete for p in stack.patterns) and question.theorem_4

@@ -7,10 +7,12 @@ individualisation and refinement: colours are refined by the colours around them
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
 
 import numpy as np
 
-from anyformer.approximation.groups import Permutation, orbits, transposition
+from anyformer.approximation.groups import Orbits, Permutation, transposition
 from anyformer.errors import AnyformerError
 
 SEARCH_LIMIT = 200_000
@@ -23,6 +25,20 @@ class Coloured:
 
     vertices: np.ndarray
     pairs: np.ndarray
+
+    @cached_property
+    def hashes(self) -> np.ndarray:
+        """(N, N): a hash of the colours of a pair, there and back."""
+        there = _mixed(self.pairs.astype(np.uint64))
+        return _mixed(there + np.uint64(3) * there.T)
+
+    @cached_property
+    def signature(self) -> bytes:
+        """Vertices told apart by what is around them, three steps far: equal for structures that one map takes to the other."""
+        own = _mixed(self.vertices.astype(np.uint64))
+        for _ in range(3):
+            own = _mixed(_mixed(self.hashes ^ own[None, :]).sum(1, dtype=np.uint64) ^ _mixed(own))
+        return np.sort(own).tobytes()
 
     def keeps(self, other: "Coloured", pi: Sequence[int]) -> bool:
         """Whether ``pi`` maps this structure onto ``other``."""
@@ -37,17 +53,16 @@ class _Search:
     def __init__(self, a: Coloured, b: Coloured):
         self.a, self.b = a, b
         self.size = len(a.vertices)
-        both = [np.stack((x.pairs, x.pairs.T), -1).reshape(-1, 2) for x in (a, b)]
-        _, ids = np.unique(np.concatenate(both), axis=0, return_inverse=True)
-        self.pairs = ids.reshape(2, self.size, self.size).astype(np.int64)
+        self.pairs = np.stack((a.hashes, b.hashes))
         self.nodes = 0
 
     def refine(self, colours: np.ndarray) -> np.ndarray | None:
-        """Stable colours (2, N) of both structures; None where they show that no map exists."""
+        """Stable colours (2, N) of both structures; None where they show that no map exists. The colours around a vertex are told apart by
+        sums of 64-bit hashes: a collision makes the colours coarser, and every map that is found is checked."""
         while True:
-            around = np.sort(self.pairs * (int(colours.max()) + 1) + colours[:, None, :], axis=2)
-            rows = np.concatenate((colours[:, :, None], around), 2).reshape(2 * self.size, -1)
-            _, new = np.unique(rows, axis=0, return_inverse=True)
+            own = _mixed(colours.astype(np.uint64))
+            around = _mixed(self.pairs ^ own[:, None, :]).sum(2, dtype=np.uint64)
+            _, new = np.unique(_mixed(around ^ _mixed(own)), return_inverse=True)
             new = new.reshape(2, self.size)
             if not np.array_equal(np.sort(new[0]), np.sort(new[1])):
                 return None
@@ -79,11 +94,27 @@ class _Search:
             place = np.argsort(colours[1])
             pi = tuple(int(i) for i in place[np.argsort(np.argsort(colours[0]))])
             return pi if self.a.keeps(self.b, pi) else None
-        for w in np.flatnonzero(colours[1] == colours[0, v]):
-            found = self.finish(self.single_out(colours, v, int(w)))
+        failed: list[int] = []
+        for w in np.flatnonzero(colours[1] == colours[0, v]).tolist():
+            if any(are_twins(self.b, u, w) for u in failed):
+                continue  # what failed with the one fails with the other
+            found = self.finish(self.single_out(colours, v, w))
             if found is not None:
                 return found
+            failed.append(w)
         return None
+
+
+def _mixed(x: np.ndarray) -> np.ndarray:
+    """A hash of 64-bit words, each by itself (the finaliser of splitmix64)."""
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return (x ^ (x >> np.uint64(31))) + np.uint64(0x9E3779B97F4A7C15)
+
+
+def are_twins(a: Coloured, v: int, w: int) -> bool:
+    """Whether v and w may change places while all others stay."""
+    return a.keeps(a, transposition(len(a.vertices), v, w))
 
 
 def choose(colours: np.ndarray) -> int | None:
@@ -95,9 +126,7 @@ def choose(colours: np.ndarray) -> int | None:
 
 def mapping(a: Coloured, b: Coloured) -> Permutation | None:
     """One map of A onto B that keeps the structure, or None where there is none."""
-    if len(a.vertices) != len(b.vertices) or not np.array_equal(np.sort(a.vertices), np.sort(b.vertices)):
-        return None
-    if not np.array_equal(np.sort(a.pairs, axis=None), np.sort(b.pairs, axis=None)):
+    if a.signature != b.signature:
         return None
     search = _Search(a, b)
     return search.finish(search.start())
@@ -110,23 +139,27 @@ def automorphisms(a: Coloured) -> tuple[Permutation, ...]:
     colours = search.start()
     assert colours is not None
     path: list[tuple[np.ndarray, int]] = []
-    while (v := choose(colours[0])) is not None:
-        path.append((colours, v))
-        colours = search.single_out(colours, v, v)
-        assert colours is not None
     generators: list[Permutation] = []
+    while (v := choose(colours[0])) is not None:
+        cell = np.flatnonzero(colours[0] == colours[0, v]).tolist()
+        if all(are_twins(a, v, w) for w in cell[1:]):  # all of them may change places: no search, and all are singled out at once
+            generators += [transposition(size, u, w) for u, w in pairwise(cell)]
+            colours = colours.copy()
+            colours[:, cell] = colours.max() + 1 + np.arange(len(cell))
+            colours = search.refine(colours)
+        else:
+            path.append((colours, v))
+            colours = search.single_out(colours, v, v)
+        assert colours is not None
+    orbit = Orbits(size)
+    for g in generators:
+        orbit.join(g)
     for colours, v in reversed(path):  # the deepest stabiliser first, so that its generators join orbits above
-        orbit = _orbit(size, generators, v)
         for w in np.flatnonzero(colours[1] == colours[0, v]).tolist():
-            if w in orbit:
+            if orbit.of(w) == orbit.of(v):
                 continue
-            swap = transposition(size, v, w)
-            found = swap if a.keeps(a, swap) else search.finish(search.single_out(colours, v, w))
+            found = transposition(size, v, w) if are_twins(a, v, w) else search.finish(search.single_out(colours, v, w))
             if found is not None:
                 generators.append(found)
-                orbit = _orbit(size, generators, v)
+                orbit.join(found)
     return tuple(generators)
-
-
-def _orbit(size: int, generators: Sequence[Permutation], v: int) -> frozenset[int]:
-    return frozenset(next(o for o in orbits(size, generators) if v in o))

@@ -51,21 +51,16 @@ class Stack:
         """m."""
         return len(self.patterns)
 
-    def levels(self, s: int) -> np.ndarray:
-        """(n,): the largest k with v in R_k(s); -1 where s never depends on v."""
-        level = np.full(self.tokens, -1)
-        level[s] = self.layers
-        reached = np.arange(self.tokens) == s
-        for k in range(self.layers, 0, -1):
-            seen = self.patterns[k - 1].support[reached].any(0)
-            level[seen & ~reached] = k - 1
-            reached |= seen
-        return level
-
     @cached_property
     def all_levels(self) -> np.ndarray:
-        """(n, n): :meth:`levels` of every s."""
-        return np.stack([self.levels(s) for s in range(self.tokens)])
+        """(n, n): row s holds the largest k with v in R_k(s); -1 where s never depends on v."""
+        reached = np.eye(self.tokens, dtype=bool)
+        level = np.where(reached, self.layers, -1)
+        for k in range(self.layers, 0, -1):
+            wider = _onward(reached, self.patterns[k - 1].support)
+            level[wider & ~reached] = k - 1
+            reached = wider
+        return level
 
     @property
     def unreachable(self) -> tuple[int, int] | None:
@@ -78,10 +73,14 @@ class Stack:
         n = self.tokens
         columns = np.zeros((n * n, 1), dtype=int)
         out = [np.zeros((n, n), dtype=int)]
+        used: set[int] = set()
+        ids = np.zeros(n * n, dtype=int)
         for k, pattern in enumerate(self.patterns, 1):
-            heads = (pattern.sure if certain else pattern.maybe).reshape(len(pattern.sure), -1).T
-            columns = np.concatenate((columns, heads), 1)
-            _, ids = np.unique(columns, axis=0, return_inverse=True)
+            if id(pattern) not in used:  # a pattern that occurs again tells nothing new apart
+                used.add(id(pattern))
+                heads = (pattern.sure if certain else pattern.maybe).reshape(len(pattern.sure), -1).T
+                columns = np.concatenate((columns, heads), 1)
+                _, ids = np.unique(columns, axis=0, return_inverse=True)
             out.append(ids.reshape(n, n) + n * n * k)
         return out
 
@@ -96,12 +95,34 @@ class Stack:
 
     def symmetries(self, certain: bool) -> Group:
         """All permutations that keep every row of every layer: the stack is exactly equivariant under those of ``certain=False``."""
-        whole = self._colours(certain)[-1]
-        return Group(self.tokens, automorphisms(Coloured(np.diag(whole), whole)))
+        certain = certain and not self._settled
+        if certain not in self._symmetries:
+            whole = self._colours(certain)[-1]
+            self._symmetries[certain] = Group(self.tokens, automorphisms(Coloured(np.diag(whole), whole)))
+        return self._symmetries[certain]
+
+    @cached_property
+    def _settled(self) -> bool:
+        """Whether every equality of colours is decided: both colourings are one."""
+        return all(p.sure is p.maybe or np.array_equal(p.sure, p.maybe) for p in self.patterns)
+
+    @cached_property
+    def _symmetries(self) -> dict[bool, Group]:
+        return {}
+
+    @cached_property
+    def _bad(self) -> dict[bool, list["Bad"]]:
+        return {}
 
     def bad(self, certain: bool) -> list[Bad]:
         """Every coset of bad maps, up to the symmetries of the stack (one s of each orbit, one t of each orbit). ``certain=True`` treats colours
         that are not known to differ as equal: all bad maps, and perhaps more."""
+        certain = certain and not self._settled
+        if certain not in self._bad:
+            self._bad[certain] = self._cosets(certain)
+        return self._bad[certain]
+
+    def _cosets(self, certain: bool) -> list[Bad]:
         colours = self._colours(certain)
         known = self.symmetries(certain=False)  # these are symmetries of either colouring
         firsts = [o[0] for o in orbits(self.tokens, known.generators)]
@@ -153,6 +174,23 @@ def is_causal(stack: Stack) -> bool:
     return all(b.source == b.target and b.tau == tuple(range(n)) and not b.generators for b in stack.bad(certain=True))
 
 
+def _onward(reached: np.ndarray, support: np.ndarray) -> np.ndarray:
+    """What is reached, and what that sees."""
+    return reached | (reached.astype(np.float32) @ support.astype(np.float32) > 0)
+
+
+def unreached(supports: Sequence[np.ndarray], graph: np.ndarray) -> tuple[int, int, int] | None:
+    """(s, u, far): the first pair such that slot s does not depend on token u through layers of these supports, the first layer first, and the
+    directed distance in ``graph``, -1 where there is no path; None where everything depends on everything."""
+    reached = np.eye(len(graph), dtype=bool)
+    for support in reversed(supports):
+        reached = _onward(reached, support)
+    if reached.all():
+        return None
+    s, u = (int(i) for i in np.argwhere(~reached)[0])
+    return s, u, int(distances(graph)[s, u])
+
+
 def distances(support: np.ndarray) -> np.ndarray:
     """(n, n) directed distances along a graph, -1 where there is no path; v reaches u in one step where support[v, u]."""
     n = len(support)
@@ -160,7 +198,7 @@ def distances(support: np.ndarray) -> np.ndarray:
     reached, step = np.eye(n, dtype=bool), 0
     while True:
         step += 1
-        wider = reached | (reached.astype(int) @ support.astype(int) > 0)
+        wider = _onward(reached, support)
         if np.array_equal(wider, reached):
             return out
         out[wider & ~reached] = step
@@ -173,13 +211,12 @@ def layer_bounds(pattern: Pattern, group: Group) -> LayerBounds:
     far = distances(pattern.support)
     if (far < 0).any():
         return LayerBounds(impossible=True)
-    once = Stack((pattern,), pattern.tokens)
-    if not once.symmetries(certain=False).issubset(group):
-        return LayerBounds(impossible=True)
     diameter = int(far.max())
-    deep = Stack((pattern,) * diameter, pattern.tokens)
+    deep = Stack((pattern,) * max(diameter, 1), pattern.tokens)  # as many symmetries as one layer has
+    if not deep.symmetries(certain=False).issubset(group):
+        return LayerBounds(impossible=True)
     if diameter == 0 or deep.violation(group, certain=True) is None:
         return LayerBounds(diameter, diameter)
-    upper = diameter + 1 if once.symmetries(certain=True).issubset(group) else None
+    upper = diameter + 1 if deep.symmetries(certain=True).issubset(group) else None
     no = deep.violation(group, certain=False) is not None
     return LayerBounds(diameter + 1 if no else diameter, upper)

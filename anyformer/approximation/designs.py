@@ -53,6 +53,7 @@ class EquivariantAttention(nn.Module):
 
     def __init__(self, group: Group, dim: int, heads: int = 1):
         super().__init__()
+        _require_group("equivariant_attention", group)
         require_size("equivariant_attention", "dim", dim)
         require_size("equivariant_attention", "heads", heads)
         if dim % heads:
@@ -98,8 +99,14 @@ class EquivariantAttention(nn.Module):
         )
 
 
+def _require_group(owner: str, group: Group) -> None:
+    if not isinstance(group, Group):
+        raise AnyformerError(f"{owner}: group must be a Group (cyclic(5), Group(3, ((1, 2, 0),)), ..), got {group!r}")
+
+
 def equivariant_attention(group: Group, n: int, dim: int, heads: int = 1) -> EquivariantAttention:
     """Attention on n tokens that is equivariant under a permutation group given by generators, with its certificate."""
+    _require_group("equivariant_attention", group)
     if group.degree != n:
         raise AnyformerError(f"equivariant_attention: the group acts on {group.degree} points, there are {n} tokens")
     return EquivariantAttention(group, dim, heads)
@@ -114,6 +121,7 @@ class Averaged(nn.Module):
 
     def __init__(self, inner: nn.Module, group: Group):
         super().__init__()
+        _require_group("Averaged", group)
         self.inner, self.group = inner, group
         self.register_buffer("moves", torch.tensor(group.elements), persistent=False)
         self.register_buffer("back", torch.tensor([inverse(g) for g in group.elements]), persistent=False)

@@ -12,7 +12,7 @@ A mean-subtracting LayerNorm in front breaks it: ``h(x + c 1) = h(x)``. An RMSNo
 from dataclasses import dataclass
 from typing import Any
 
-from anyformer.approximation.balls import balls, precision
+from anyformer.approximation.balls import BITS, balls, precision
 from anyformer.approximation.verdict import Hypothesis
 from anyformer.errors import AnyformerError, require_size
 from anyformer.operators import LayerNorm, Norm, RMSNorm
@@ -99,11 +99,11 @@ def feed_forward_condition(feed_forward: FeedForward, norm: Norm | None = None) 
 
 def _not_affine(activation: str) -> Hypothesis:
     """``act(2) - act(0) - 2 (act(0) - act(-1))`` in balls: not 0, so act is not affine."""
-    with precision(128):
+    with precision(BITS):
         low, middle, high = scalar_function(activation)(balls([-1.0, 0.0, 2.0]))
         bend = high - middle - 2 * (middle - low)
         different = not bend.contains(0)
-    how = f"slopes from 0 to 2 and from -1 to 0 differ by a bend of {float(bend.mid()):.3g}, 128-bit balls"
+    how = f"slopes from 0 to 2 and from -1 to 0 differ by a bend of {float(bend.mid()):.3g}, {BITS}-bit balls"
     return Hypothesis("a member is not affine", "checked" if different else "failed", how)
 
 

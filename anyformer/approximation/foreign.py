@@ -2,13 +2,13 @@
 
 The module's own operations are traced; where they are analytic (after some parameters are put to 0, if need be: W_Q = 0 makes a
 stabiliser's maximum a constant) its members are evaluated in ball arithmetic and Corollary 1 is proved about the traced graph. Where the
-identity cannot be reached, Theorem 3 is used. Kinks that remain leave float64 samples of the module itself, with margins; choices (argmax,
-top-k, hashing) leave nothing.
+identity is not found, Theorem 3 is used. Kinks that remain leave float64 samples of the module itself, with margins; choices (argmax,
+top-k, hashing, casts to integers) and operations that nothing is known of leave nothing.
 """
 
-import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -16,65 +16,128 @@ import torch
 from torch import Tensor, nn
 
 from anyformer.approximation.balls import Balls, Undecided, balls
-from anyformer.approximation.feedforward import FeedForward, feed_forward_condition
-from anyformer.approximation.graph_balls import evaluate, supported
+from anyformer.approximation.criterion import unreached
+from anyformer.approximation.feedforward import Condition, FeedForward, feed_forward_condition
+from anyformer.approximation.graph_balls import NoBallForm, evaluate, supported
 from anyformer.approximation.groups import Group, group_of, symmetric, trivial
 from anyformer.approximation.models import Draw, feed_forward_network
 from anyformer.approximation.probing import MARGIN, Certificate, Probe, certify_by_probing
-from anyformer.approximation.question import DRAWS, EQUIVARIANT
+from anyformer.approximation.question import DRAWS, EQUIVARIANT, MOST_COMPUTED, ONE_TOKEN, TOO_MANY, feed_forward_hypotheses
+from anyformer.approximation.subfamilies import EVERYTHING, SubFamily, identity_reachable, sub_families
 from anyformer.approximation.subjects import Subject, examine
-from anyformer.approximation.tracing import MASKED, Call, Traced, trace
+from anyformer.approximation.tracing import Call, Traced, Varying, trace
 from anyformer.approximation.verdict import Claim, Hypothesis, LayerBounds, Verdict
 from anyformer.errors import AnyformerError
 from anyformer.network import Network
 from anyformer.operators import Context
 
+NO_THEOREM = "no theorem here"
+
 
 @dataclass(frozen=True, eq=False)
-class SubFamily:
-    """Some parameters put to 0 (masks, True: at 0), the others free."""
+class Asked:
+    """What is asked of a module; ``subject`` once it has been examined."""
 
-    zeros: dict[str, Tensor]
-    says: str
+    name: str
+    claim: Claim
+    target: str | Group
+    bits: int
+    condition: Condition
+    subject: Subject | None = None
 
-    def apply(self, values: dict[str, Tensor]) -> dict[str, Tensor]:
-        """The member at these numbers."""
-        return {k: torch.where(self.zeros[k], 0.0, v) if k in self.zeros else v for k, v in values.items()}
+    def verdict(
+        self,
+        strength: str,
+        holds: bool | None,
+        theorem: str,
+        reason: str,
+        layers: LayerBounds | None = None,
+        group: Group | None = None,
+        hypotheses: tuple[Hypothesis, ...] = (),
+        details: dict[str, Any] | None = None,
+    ) -> Verdict:
+        """The verdict, with what is known of the module's state."""
+        examined = self.subject
+        return Verdict(
+            self.name,
+            self.claim if group is None else replace(self.claim, group=group),
+            strength,
+            holds,
+            theorem,
+            reason,
+            (*hypotheses, *feed_forward_hypotheses(self.condition)),
+            layers or LayerBounds(),
+            notes=(
+                *(() if examined is None else examined.notes),
+                "untied parameters; m counts layers X + g(X); g is what was given",
+            ),
+            details=({} if examined is None else {"state": examined.state}) | (details or {}),
+        )
+
+    def unknown(self, reason: str, theorem: str = NO_THEOREM) -> Verdict:
+        """Nothing is claimed."""
+        return self.verdict("unknown", None, theorem, reason)
 
 
 @dataclass(frozen=True, eq=False)
 class Inquiry:
-    """A subject, its graph, and what is asked."""
+    """A module that has been examined and traced, and what is asked of it."""
 
+    asked: Asked
     subject: Subject
     traced: Traced
-    layers: int
-    target: str | Group
-    bits: int
 
     @property
     def n(self) -> int:
         """Tokens."""
         return self.subject.tokens
 
-    def members(self, family: SubFamily, exact: bool) -> list[Any]:
-        """Evaluators of members: feed-forward, X + g(X), feed-forward, ..., with parameters of their own in every layer."""
+    @property
+    def layers(self) -> int:
+        """Layers ``X + g(X)``."""
+        return self.asked.claim.layers
+
+    @cached_property
+    def values(self) -> dict[str, Tensor]:
+        """Numbers for all parameters, for constant propagation."""
+        return self.subject.draw(0)
+
+    @cached_property
+    def seen(self) -> Varying:
+        """Constants propagated, all parameters free."""
+        return EVERYTHING.vary(self.traced, self.values)
+
+    @cached_property
+    def residual(self) -> bool:
+        """(H2), all parameters free."""
+        return identity_reachable(self.traced, self.values, EVERYTHING)
+
+    def members(self, family: SubFamily, seen: Varying | None = None) -> list[Any]:
+        """Evaluators of members: feed-forward, X + g(X), feed-forward, ..., with parameters of their own in every layer; in balls where it is
+        given what a propagation showed of the family, else in float64."""
         out = []
         for r in range(DRAWS):
             draw = Draw(300 + r)
             nets = [feed_forward_network(draw, self.subject.dim) for _ in range(self.layers + 1)]
             parameters = [family.apply(self.subject.draw(1000 * r + k)) for k in range(self.layers)]
-            out.append(lambda x, nets=nets, parameters=parameters: self._member(nets, parameters, x, exact))
+            out.append(lambda x, nets=nets, parameters=parameters: self._member(nets, parameters, x, seen))
         return out
 
-    def _member(self, nets: list[Network], parameters: list[dict[str, Tensor]], x: Tensor, exact: bool) -> Any:
-        state: Any = balls(x) if exact else x
+    def _member(self, nets: list[Network], parameters: list[dict[str, Tensor]], x: Tensor, seen: Varying | None) -> Any:
+        state: Any = x if seen is None else balls(x)
         for k, net in enumerate(nets):
             state = _feed_forward(net, state)
             if k < len(parameters):
-                run = evaluate(self.traced, parameters[k], state) if exact else self.subject.run(parameters[k], state)
+                own = parameters[k]
+                run = self.subject.run(own, state) if seen is None else evaluate(self.traced, own, state, seen.forbidden)
                 state = state + run
         return state
+
+    def unreached(self, family: SubFamily) -> tuple[int, int, int] | None:
+        """A pair of tokens that no member of the family connects in m layers, and how many layers would (-1: no number)."""
+        n = self.n
+        step = torch.stack([family.vary(self.traced, self.values, torch.arange(n) == u).depends for u in range(n)], 1)
+        return unreached([step.numpy()] * self.layers, step.numpy())
 
 
 def _feed_forward(net: Network, x: Any) -> Any:
@@ -98,230 +161,164 @@ def certify_module(
     bits: int,
 ) -> Verdict:
     """The verdict on ``layers`` layers ``X + g(X)`` with parameters of their own, between feed-forward layers of any number."""
-    name = type(module).__name__
-    group = _group(target, tokens)
-    claim = Claim(tokens, dim, layers, group, EQUIVARIANT)
-    condition = feed_forward_condition(feed_forward or FeedForward())
-    hypotheses = tuple(replace(h, name=f"H3 {h.name}") for h in condition.hypotheses)
-
-    def say(strength: str, holds: bool | None, theorem: str, reason: str, **others: Any) -> Verdict:
-        notes = (*others.pop("notes", ()), "untied parameters; m counts layers X + g(X); g is what was given")
-        hypotheses_here = (*others.pop("hypotheses", ()), *hypotheses)
-        return Verdict(name, others.pop("claim", claim), strength, holds, theorem, reason, hypotheses_here, notes=notes, **others)
-
     if target == "causal":
         raise AnyformerError("certify: group='causal' is for declared architectures; ask for a group of permutations here")
+    name = type(module).__name__
+    group = None if target == "auto" else group_of(target, tokens)
+    claim = Claim(tokens, dim, layers, group, EQUIVARIANT)
+    asked = Asked(name, claim, target, bits, feed_forward_condition(feed_forward or FeedForward()))
     subject = examine(module, call, tokens, dim, name)
     if isinstance(subject, str):
-        return say("unknown", None, "no theorem here", subject)
-    about: dict[str, Any] = {"notes": subject.notes, "details": {"state": subject.state}}
-    if condition.holds is None:
-        return say("unknown", None, "the feed-forward condition", condition.blocker, **about)
+        return asked.unknown(subject)
+    asked = replace(asked, subject=subject)
+    if asked.condition.holds is None:
+        return asked.unknown(asked.condition.blocker, "the feed-forward condition")
     if tokens == 1:
-        because = "one token: feed-forward layers alone are dense in L^p(K)"
-        return say("proved-family", True, "Theorem 1 with m = 0", because, layers=LayerBounds(0, 0), **about)
+        return asked.verdict("proved-family", True, "Theorem 1 with m = 0", ONE_TOKEN, LayerBounds(0, 0))
     traced = trace(subject.module, call, tokens, dim)
     if isinstance(traced, str):
-        return say("unknown", None, "no theorem here", traced, **about)
+        return asked.unknown(traced)
     if traced.random:
-        return say("unknown", None, "no theorem here", f"its forward draws random numbers: {', '.join(traced.random)}", **about)
-    inquiry = Inquiry(subject, traced, layers, target, bits)
-    missing = _unreachable(inquiry)
+        return asked.unknown(f"its forward draws random numbers: {', '.join(traced.random)}")
+    if traced.in_place:
+        return asked.unknown(f"its forward writes in place into what was there before: {', '.join(traced.in_place)}")
+    verdict = _decided(Inquiry(asked, subject, traced))
+    if verdict.holds is not None and subject.changed:
+        return asked.unknown(subject.changed)
+    return verdict
+
+
+def _decided(inquiry: Inquiry) -> Verdict:
+    """No by the graph, yes by balls, yes at samples, or unknown."""
+    missing = None if inquiry.traced.unknown else inquiry.unreached(EVERYTHING)
     if missing is not None:
-        (s, u), always = missing
-        depth = "at any depth" if always else f"in {layers} layers"
-        because = f"token {s} does not depend on token {u} {depth}: nothing of it arrives, whatever the parameters"
-        because += f" (traced graph, fixed scores <= -{MASKED:g} read as forbidden)"
-        return say("proved-impossible", False, "reason N1", because, layers=LayerBounds(impossible=always), **about)
+        return _no(inquiry, *missing)
+    blocker = TOO_MANY if inquiry.n > MOST_COMPUTED else _refused(inquiry.seen)
+    if blocker:
+        return inquiry.asked.unknown(blocker)
     proof = _prove(inquiry)
-    if isinstance(proof, str):
-        return _sampled(say, claim, about, _samples(inquiry, proof))
-    certificate, family, residual = proof
-    pairs = tokens * (tokens - 1)
-    because = (
-        f"{pairs}/{pairs} dependences and all separations outside G witnessed on the traced graph ({certificate.bits}-bit balls, smallest gap "
-        f"{certificate.gap:.3g}, {certificate.evaluations} evaluations{'; ' + family.says if family.says else ''})"
-    )
+    return _samples(inquiry, proof) if isinstance(proof, str) else _yes(inquiry, *proof)
+
+
+def _no(inquiry: Inquiry, s: int, u: int, far: int) -> Verdict:
+    depth = "at any depth" if far < 0 else f"in {inquiry.layers} layers"
+    because = f"token {s} does not depend on token {u} {depth}: nothing of it arrives, whatever the parameters (traced graph"
+    finite = any(bool(mask.any()) for mask in inquiry.seen.forbidden.values())
+    because += "; scores that a mask puts far below their row are read as forbidden)" if finite else ")"
+    return inquiry.asked.verdict("proved-impossible", False, "reason N1", because, LayerBounds(impossible=far < 0))
+
+
+def _refused(seen: Varying) -> str:
+    """What leaves no theorem, and no samples either; empty where nothing does."""
+    if seen.hard:
+        return f"it chooses by its data ({', '.join(seen.hard)}): not continuous, no theorem here speaks of it"
+    if seen.unknown:
+        return f"nothing is known of {', '.join(seen.unknown)}, which acts on its data: it may be a choice"
+    if seen.masks:
+        return f"a finite mask meets {', '.join(seen.masks)} outside a softmax: neither read as forbidden nor as a number"
+    return ""
+
+
+def _yes(inquiry: Inquiry, certificate: Certificate, family: SubFamily, residual: bool) -> Verdict:
     how = f"every traced operation is analytic{' on that sub-family' if family.says else ''}"
-    own = (
-        Hypothesis("H1 analytic, parameters connected", "checked", how),
-        Hypothesis("H2 identity reachable", "checked" if residual else "failed", _H2[residual]),
+    return inquiry.asked.verdict(
+        "proved",
+        True,
+        ("Corollary 1" if residual else "Theorem 3") + " (traced graph)",
+        certificate.sentence("on the traced graph", family.says),
+        LayerBounds(1, inquiry.layers),
+        certificate.remaining if inquiry.asked.target == "auto" else None,
+        (Hypothesis("H1 analytic, parameters connected", "checked", how), _identity(residual)),
+        {"certificate": certificate.to_json(), "sub_family": family.says or "all parameters"},
     )
-    about["details"] = about["details"] | {"certificate": certificate.to_json(), "sub_family": family.says or "all parameters"}
-    theorem = ("Corollary 1" if residual else "Theorem 3") + " (traced graph)"
-    claimed = replace(claim, group=certificate.remaining if target == "auto" else group)
-    return say("proved", True, theorem, because, hypotheses=own, claim=claimed, layers=LayerBounds(1, layers), **about)
 
 
-def _sampled(say: Any, claim: Claim, about: dict[str, Any], found: dict[str, Any]) -> Verdict:
-    """The verdict from what :func:`_samples` found."""
-    others = {k: found[k] for k in ("hypotheses",) if k in found}
-    if "certificate" in found:
-        about = about | {"details": about["details"] | {"certificate": found["certificate"]}}
-        others["claim"] = replace(claim, group=found["group"])
-        others["layers"] = LayerBounds(1, claim.layers)
-    return say(found["strength"], found["holds"], found["theorem"], found["reason"], **others, **about)
-
-
-def _group(target: str | Group, n: int) -> Group | None:
-    return None if target in ("auto", "causal") else group_of(target, n)
-
-
-def _unreachable(inquiry: Inquiry) -> tuple[tuple[int, int], bool] | None:
-    """A pair (s, u) that no member connects in m layers; and whether no depth would."""
-    n, traced = inquiry.n, inquiry.traced
-    if traced.unknown:
-        return None
-    values = inquiry.subject.draw(0)
-    step = torch.stack([traced.vary(values, {}, torch.arange(n) == u).depends for u in range(n)], 1) | torch.eye(
-        n, dtype=torch.bool
-    )
-    reached, power = torch.eye(n, dtype=torch.bool), torch.eye(n, dtype=torch.bool)
-    for k in range(max(n, inquiry.layers)):
-        power = (step.double() @ power.double()) > 0
-        reached = power if k < inquiry.layers else reached
-    if bool(reached.all()):
-        return None
-    s, u = (~reached).nonzero()[0].tolist()
-    return (s, u), not bool(power[s, u])
+def _identity(residual: bool) -> Hypothesis:
+    if residual:
+        return Hypothesis("H2 identity reachable", "checked", "some parameters make g = 0")
+    return Hypothesis("H2 identity reachable", "failed", "no parameters were found that make g = 0: Theorem 3 is used")
 
 
 def _prove(inquiry: Inquiry) -> tuple[Certificate, SubFamily, bool] | str:
     """A certificate in balls on the first analytic sub-family that has one; else what blocks."""
-    traced, n = inquiry.traced, inquiry.n
-    if traced.unknown:
-        return f"nothing is known of {', '.join(traced.unknown)}"
-    without = supported(traced)
+    without = supported(inquiry.traced)
     if without:
         return f"no ball form of {', '.join(without)}"
-    first: str | None = None
-    target = symmetric(n) if inquiry.target == "auto" else group_of(inquiry.target, n)
-    for family in _sub_families(inquiry):
-        values = family.apply(inquiry.subject.draw(0))
-        seen = traced.vary(values, family.zeros)
-        doubts = seen.hard + seen.kinks + seen.conditions
+    first, tried = "", list[SubFamily]()
+    for family in _families(inquiry):
+        if any(larger.holds(family) for larger in tried):
+            continue  # generic members of a larger family told no more apart
+        seen = inquiry.seen if family is EVERYTHING else family.vary(inquiry.traced, inquiry.values)
+        doubts = seen.hard + seen.unknown + seen.masks + seen.kinks + seen.conditions
         if doubts:
             first = first or f"not analytic in its data: {', '.join(doubts)}"
             continue
-        others = torch.arange(n) != 0
-        if inquiry.layers == 1 and not bool(traced.vary(values, family.zeros, ~others).depends[others].all()):
-            continue  # token 0 does not arrive everywhere in this sub-family
-        residual = _identity_reachable(inquiry, family)
-        aim = _guess(inquiry, family, residual) if inquiry.target == "auto" else target
-        certificate = certify_by_probing(
-            inquiry.members(family, exact=True), n, inquiry.subject.dim, aim, trivial(n), inquiry.bits, residual
-        )
-        if isinstance(certificate, str):
-            first = first or certificate
-            continue
-        needed = certificate.dependent | (np.eye(n, dtype=bool) & residual)
-        if needed.all() and certificate.stray is None and certificate.remaining.issubset(aim):
-            return certificate, family, residual
-        first = first or _what_is_missing(certificate)
+        if family is not EVERYTHING and inquiry.unreached(family) is not None:
+            continue  # some token does not arrive in this sub-family
+        tried.append(family)
+        residual = identity_reachable(inquiry.traced, inquiry.values, family)
+        found = _certificate(inquiry, family, seen, residual)
+        if isinstance(found, Certificate):
+            return found, family, residual
+        first = first or found
     return first or "no sub-family was tried"
 
 
-def _what_is_missing(certificate: Certificate) -> str:
-    if certificate.independent is not None:
-        s, u = certificate.independent
-        return f"no witness that token {s} depends on token {u}"
-    if certificate.stray is not None:
-        s, t, _ = certificate.stray
-        return f"slots {s} and {t} were not told apart"
-    return f"not excluded: {certificate.remaining.name}; that is no proof that it is a symmetry"
+def _families(inquiry: Inquiry) -> Iterator[SubFamily]:
+    yield EVERYTHING
+    yield from sub_families(inquiry.traced.shapes, (1, 2))
 
 
-def _guess(inquiry: Inquiry, family: SubFamily, residual: bool) -> Group:
+def _certificate(inquiry: Inquiry, family: SubFamily, seen: Varying, residual: bool) -> Certificate | str:
+    """A proof in balls on one sub-family, or what is missing."""
+    n, target = inquiry.n, inquiry.asked.target
+    aim = group_of(target, n) if target != "auto" else _guess(inquiry, family)
+    try:
+        found = certify_by_probing(
+            inquiry.members(family, seen), n, inquiry.subject.dim, aim, trivial(n), inquiry.asked.bits, residual
+        )
+    except NoBallForm as missing:
+        return str(missing)
+    if isinstance(found, str) or found.proves(aim, residual):
+        return found
+    return found.missing(residual)
+
+
+def _guess(inquiry: Inquiry, family: SubFamily) -> Group:
     """What float64 samples leave: the group to aim at where none was named."""
     probe = Probe(inquiry.n, inquiry.subject.dim, trivial(inquiry.n))
     try:
-        for r, member in enumerate(inquiry.members(family, exact=False)):
+        for r, member in enumerate(inquiry.members(family)):
             probe.draw(member, 1 + r, 2, inquiry.subject.state["noise"])
     except Undecided:
         return symmetric(inquiry.n)
     return probe.remaining()
 
 
-def _sub_families(inquiry: Inquiry) -> Iterator[SubFamily]:
-    """All parameters; then every single block of weights at 0 (with all biases), then pairs: among them W_Q = 0 and W_K = 0."""
-    yield SubFamily({}, "")
-    shapes = inquiry.traced.shapes
-    blocks: list[tuple[str, slice, str]] = []
-    for name, shape in shapes.items():
-        if len(shape) != 2:
-            continue
-        blocks.append((name, slice(None), name))
-        if shape[0] % 3 == 0:
-            third = shape[0] // 3
-            blocks += [(name, slice(i * third, (i + 1) * third), f"{name}[part {i + 1} of 3]") for i in range(3)]
-    biases = {k: torch.ones(s, dtype=torch.bool) for k, s in shapes.items() if len(s) == 1}
-    for size in (1, 2):
-        for chosen in itertools.combinations(blocks, size):
-            zeros = dict(biases)
-            for name, rows, _ in chosen:
-                mask = zeros.get(name, torch.zeros(shapes[name], dtype=torch.bool)).clone()
-                mask[rows] = True
-                zeros[name] = mask
-            yield SubFamily(zeros, " = ".join(c[2] for c in chosen) + " = 0, biases 0")
-
-
-def _identity_reachable(inquiry: Inquiry, family: SubFamily) -> bool:
-    """(H2) inside the family: one block of weights, with all biases, at 0 makes g = 0, by constant propagation."""
-    values = inquiry.subject.draw(0)
-    for other in itertools.islice(_sub_families(inquiry), 1, None):
-        if other.says.count("=") > 2:
-            return False
-        both = {
-            k: family.zeros.get(k, torch.zeros(1, dtype=torch.bool)) | other.zeros.get(k, torch.zeros(1, dtype=torch.bool))
-            for k in inquiry.traced.shapes
-        }
-        masks = {k: m.expand(inquiry.traced.shapes[k]) for k, m in both.items()}
-        at_zero = SubFamily(masks, "")
-        if inquiry.traced.vary(at_zero.apply(values), masks).zero:
-            return True
-    return False
-
-
-def _samples(inquiry: Inquiry, blocker: str) -> dict[str, Any]:
-    """Corollary 1 (Theorem 3 where the identity is not reached) in float64 on the module itself; nothing where choices act on its data."""
-    subject, n = inquiry.subject, inquiry.n
-    hard = inquiry.traced.vary(subject.draw(0), {}).hard
-    if hard:
-        return _unknown(f"it chooses by its data ({', '.join(hard)}): not continuous, no theorem here speaks of it")
-    everything = SubFamily({}, "")
-    residual = _identity_reachable(inquiry, everything)
-    noise = subject.state["noise"]
+def _samples(inquiry: Inquiry, blocker: str) -> Verdict:
+    """Corollary 1 (Theorem 3 where the identity is not found) in float64 on the module itself."""
+    subject, n, target = inquiry.subject, inquiry.n, inquiry.asked.target
+    residual, noise = inquiry.residual, subject.state["noise"]
     probe = Probe(n, subject.dim, trivial(n))
     try:
         for depth in (1, 2):
-            for r, member in enumerate(inquiry.members(everything, exact=False)):
+            for r, member in enumerate(inquiry.members(EVERYTHING)):
                 probe.draw(member, 1 + r, depth, noise)
     except Undecided as problem:
-        return _unknown(str(problem))
+        return inquiry.asked.unknown(str(problem))
     remaining = probe.remaining()
     certificate = probe.certificate(None, remaining, None if residual else probe.stray())
-    group = remaining if inquiry.target == "auto" else group_of(inquiry.target, n)
-    needed = certificate.dependent | (np.eye(n, dtype=bool) & residual)
+    group = remaining if target == "auto" else group_of(target, n)
     no_proof = f"(no proof: {blocker})"
-    whole = residual and len(group.orbits) == 1 and group.is_product_of_symmetric
-    if not (needed.all() and certificate.stray is None and (whole or remaining.issubset(group))):
-        return _unknown(f"{_what_is_missing(certificate)} {no_proof}")
-    return {
-        "strength": "certified-at-samples",
-        "holds": True,
-        "theorem": "Corollary 1 at samples" if residual else "Theorem 3 at samples",
-        "reason": f"all inequalities hold in float64, {MARGIN} times above the noise {noise:.1e} {no_proof}",
-        "hypotheses": (
-            Hypothesis("H1 analytic, parameters connected", "assumed", blocker),
-            Hypothesis("H2 identity reachable", "checked" if residual else "failed", _H2[residual]),
-        ),
-        "group": group,
-        "certificate": certificate.to_json(),
-    }
-
-
-_H2 = {True: "some parameters make g = 0", False: "not reachable: Theorem 3"}
-
-
-def _unknown(reason: str) -> dict[str, Any]:
-    return {"strength": "unknown", "holds": None, "theorem": "no theorem here", "reason": reason}
+    if not certificate.proves(group, residual):
+        return inquiry.asked.unknown(f"{certificate.missing(residual)} {no_proof}")
+    return inquiry.asked.verdict(
+        "certified-at-samples",
+        True,
+        "Corollary 1 at samples" if residual else "Theorem 3 at samples",
+        f"all inequalities hold in float64, {MARGIN} times above the noise {noise:.1e} {no_proof}",
+        LayerBounds(1, inquiry.layers),
+        group,
+        (Hypothesis("H1 analytic, parameters connected", "assumed", blocker), _identity(residual)),
+        {"certificate": certificate.to_json()},
+    )

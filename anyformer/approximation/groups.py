@@ -25,8 +25,10 @@ class Group:
 
     def __post_init__(self) -> None:
         require_size("Group", "degree", self.degree)
+        if not isinstance(self.generators, tuple):
+            raise AnyformerError(f"Group: generators must be a tuple of permutations, got {self.generators!r}")
         for g in self.generators:
-            if not isinstance(g, tuple) or sorted(g) != list(range(self.degree)):
+            if not isinstance(g, tuple) or any(type(i) is not int for i in g) or sorted(g) != list(range(self.degree)):
                 raise AnyformerError(
                     f"a generator must be a permutation of 0..{self.degree - 1} (it acts on {self.degree} tokens), got {g!r}"
                 )
@@ -37,6 +39,12 @@ class Group:
     def orbits(self) -> tuple[tuple[int, ...], ...]:
         """The orbits on positions, sorted."""
         return orbits(self.degree, self.generators)
+
+    @cached_property
+    def _where(self) -> tuple[int, ...]:
+        """The orbit of each position."""
+        where = {i: k for k, o in enumerate(self.orbits) for i in o}
+        return tuple(where[i] for i in range(self.degree))
 
     @cached_property
     def _blocks(self) -> tuple[tuple[int, ...], ...]:
@@ -64,8 +72,7 @@ class Group:
 
     def __contains__(self, sigma: Permutation) -> bool:
         if self.is_product_of_symmetric:
-            where = {i: k for k, o in enumerate(self.orbits) for i in o}
-            return all(where[i] == where[image] for i, image in enumerate(sigma))
+            return all(self._where[i] == self._where[image] for i, image in enumerate(sigma))
         from sympy.combinatorics import Permutation as SymPermutation
 
         return bool(self._schreier_sims.contains(SymPermutation(list(sigma))))
@@ -119,22 +126,35 @@ def inverse(a: Permutation) -> Permutation:
     return tuple(out)
 
 
-def orbits(degree: int, generators: Iterable[Permutation]) -> tuple[tuple[int, ...], ...]:
-    """Orbits of 0..degree-1 under some permutations."""
-    parent = list(range(degree))
+class Orbits:
+    """Orbits of 0..degree-1 under permutations that are joined one after the other."""
 
-    def find(i: int) -> int:
+    def __init__(self, degree: int):
+        self._parent = list(range(degree))
+
+    def of(self, i: int) -> int:
+        """A name of the orbit of i, until the next permutation is joined."""
+        parent = self._parent
         while parent[i] != i:
             parent[i] = parent[parent[i]]
             i = parent[i]
         return i
 
-    for g in generators:
+    def join(self, g: Permutation) -> None:
+        """Join what ``g`` takes to each other."""
         for i, image in enumerate(g):
-            parent[find(i)] = find(image)
+            if i != image:
+                self._parent[self.of(i)] = self.of(image)
+
+
+def orbits(degree: int, generators: Iterable[Permutation]) -> tuple[tuple[int, ...], ...]:
+    """Orbits of 0..degree-1 under some permutations."""
+    known = Orbits(degree)
+    for g in generators:
+        known.join(g)
     found: dict[int, list[int]] = {}
     for i in range(degree):
-        found.setdefault(find(i), []).append(i)
+        found.setdefault(known.of(i), []).append(i)
     return tuple(sorted(tuple(o) for o in found.values()))
 
 
@@ -173,23 +193,27 @@ def dihedral(n: int) -> Group:
 NAMED = {"symmetric": symmetric, "trivial": trivial, "cyclic": cyclic, "dihedral": dihedral, "reflection": reflection}
 """Groups that have a word for every n."""
 
+TARGETS = ("causal", "auto")
+"""Words for targets of ``certify`` that are no group."""
+
 
 def group_of(group: "str | Group | Sequence[Sequence[int]]", n: int) -> Group:
     """A group on n points from its word, from generators, or as it is; raises where it does not act on n points."""
     if isinstance(group, str):
+        if group in TARGETS:
+            raise AnyformerError(f"{group!r} is a target of certify and names no group; name one: {', '.join(NAMED)}")
         if group not in NAMED:
-            raise AnyformerError(f"group must be one of {', '.join(NAMED)}, causal, auto, or generators; got {group!r}")
+            raise AnyformerError(
+                f"group must be one of {', '.join(NAMED)} (certify: {', '.join(TARGETS)} too), or generators; got {group!r}"
+            )
         return NAMED[group](n)
     if isinstance(group, Group):
         if group.degree != n:
             raise AnyformerError(f"the group acts on {group.degree} points, there are {n} tokens; give generators on {n} points")
         return group
-    try:
-        return Group(n, tuple(tuple(int(i) for i in g) for g in group))
-    except (TypeError, ValueError) as error:
-        if isinstance(error, AnyformerError):
-            raise
-        raise AnyformerError(f"group must be a word, a Group, or a list of permutations of 0..{n - 1}, got {group!r}") from None
+    if not isinstance(group, (list, tuple)) or not all(isinstance(g, (list, tuple)) for g in group):
+        raise AnyformerError(f"group must be a word, a Group, or a list of permutations of 0..{n - 1}, got {group!r}")
+    return Group(n, tuple(tuple(g) for g in group))
 
 
 def grid_translations(rows: int, columns: int) -> Group:

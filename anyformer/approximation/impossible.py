@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from anyformer.approximation.architecture import Architecture
-from anyformer.approximation.criterion import Stack, distances
+from anyformer.approximation.criterion import Stack, unreached
 from anyformer.approximation.groups import Group, Permutation
 from anyformer.approximation.patterns import support_of
 from anyformer.operators import LayerNorm
@@ -50,26 +50,28 @@ def reach(architecture: Architecture, n: int) -> Reason | None:
         if support is None:
             return None
         supports.append(support)
-    for s in range(n):
-        reached = np.arange(n) == s
-        for support in reversed(supports):
-            reached = reached | support[reached].any(0)
-        if not reached.all():
-            u = int(np.argmin(reached))
-            union = np.logical_or.reduce(supports) if supports else np.zeros((n, n), dtype=bool)
-            far = distances(union)[s, u]
-            m = len(supports)
-            more = "at no depth" if far < 0 else f"the mask needs {far} layers for that, there {'is' if m == 1 else 'are'} {m}"
-            return Reason("N1", f"token {s} does not depend on token {u}: {more}", bool(far < 0), (s, u))
-    return None
+    graph = np.logical_or.reduce(supports) if supports else np.zeros((n, n), dtype=bool)
+    found = unreached(supports, graph)
+    if found is None:
+        return None
+    (s, u, far), m = found, len(supports)
+    more = "at no depth" if far < 0 else f"the mask needs {far} layers for that, there {'is' if m == 1 else 'are'} {m}"
+    return Reason("N1", f"token {s} does not depend on token {u}: {more}", far < 0, (s, u))
+
+
+def symmetric_layers(symmetry: Group, group: Group) -> Reason | None:
+    """N3: a permutation outside G under which every layer is equivariant."""
+    sigma = next((g for g in symmetry.generators if g not in group), None)
+    if sigma is None:
+        return None
+    return Reason("N3", f"every layer is equivariant under {cycles(sigma)}, which is not in G", True, (sigma, 0))
 
 
 def rows(stack: Stack, group: Group) -> Reason | None:
     """N2 and N3, by certified equal colours."""
-    for sigma in stack.symmetries(certain=False).generators:
-        if sigma not in group:
-            because = f"every layer is equivariant under {cycles(sigma)}, which is not in G"
-            return Reason("N3", because, True, (sigma, 0))
+    always = symmetric_layers(stack.symmetries(certain=False), group)
+    if always is not None:
+        return always
     found = stack.violation(group, certain=False)
     if found is None:
         return None

@@ -8,9 +8,11 @@ Kernels that fail it may be universal all the same: polynomial ones and ReLU fea
 """
 
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 from anyformer.errors import AnyformerError
+from anyformer.operators import RBF, FeatureMap, Performer, Polynomial, Softmax
 
 KERNELS = ("softmax", "gaussian", "positive-random-features", "polynomial", "relu-features", "elu-plus-one")
 
@@ -25,7 +27,24 @@ class KernelLimit:
     holds: bool
     status: str = "a sufficient condition only: failing it says nothing"
 
+    @property
+    def sentence(self) -> str:
+        """What was found, in a line."""
+        found = "holds" if self.holds else "fails"
+        return (
+            f"the kernel condition of arXiv 2506.23551 {found} for {self.kernel} (limits {', '.join(self.limits)}): {self.status}"
+        )
 
+
+def name_of_kernel(kernel: Any) -> str | None:
+    """The name in :data:`KERNELS` of a kernel of the language; None where it has none."""
+    if isinstance(kernel, FeatureMap):
+        return {"relu": "relu-features", "elu_plus_one": "elu-plus-one"}.get(kernel.function)
+    names = {Softmax: "softmax", RBF: "gaussian", Performer: "positive-random-features", Polynomial: "polynomial"}
+    return names.get(type(kernel))
+
+
+@cache
 def kernel_limit(kernel: str) -> KernelLimit:
     """Check the condition for a named kernel."""
     import sympy as sp

@@ -1,7 +1,7 @@
 """Families that are settled for all n (Proposition 6; proofs in docs/theory/universality.md): matched by what the operators are, not by
 numbers."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -23,7 +23,6 @@ from anyformer.operators import (
     Neighbours,
     Operator,
     Polynomial,
-    RMSNorm,
     Softmax,
     Window,
 )
@@ -50,27 +49,29 @@ def match(architecture: Architecture, n: int) -> Lemma | None:
     op = architecture.layers[0].operators[0]
     if isinstance(op, Linformer):
         means = np.sum(np.array(op.F), 0)
-        if len(op.F[0]) == n and len(set(means.tolist())) == n and means.min() > 0:
+        if len(set(means.tolist())) == n and means.min() > 0:
             because = "W_Q = 0 leaves sum_u f_u V x_u with f_u = mean_r F_ru, distinct"
             return Lemma("Proposition 6.2", groups.trivial(n), 1, True, "every n and d, any number of projections", because)
         return None
     if isinstance(op, FixedMatrix):
-        entries = {x for row in op.rows[:n] for x in row[:n]}
-        if len(op.rows) == n and len(entries) == 1 and entries != {0.0}:
+        entries = {x for row in op.rows for x in row}
+        if len(entries) == 1 and entries != {0.0}:
             return _symmetric(n, "a multiple of mean pooling: dF_s/dx_u = W / n")
         return None
-    return _attention(op, architecture, n) if type(op) is Attention and type(op.kernel) in KERNELS else None
+    if type(op) is not Attention or type(op.kernel) not in KERNELS:
+        return None
+    lemma = _attention(op, architecture, n)
+    if lemma is not None and isinstance(architecture.attention_norm, LayerNorm):
+        return replace(lemma, holds_for=lemma.holds_for + "; d >= 2 behind a LayerNorm")
+    return lemma
 
 
 def _plain(architecture: Architecture) -> bool:
     layers = architecture.layers
     if not layers or not architecture.homogeneous or len(layers[0].operators) != 1 or layers[0].maps is not None:
         return False
-    norm = architecture.attention_norm
-    good_norm = norm is None or (
-        norm.eps > 0 and (isinstance(norm, RMSNorm) or (isinstance(norm, LayerNorm) and architecture.dim >= 2))
-    )
-    return architecture.skip == "residual" and architecture.positions is None and good_norm and architecture.output_norm is None
+    plain = architecture.positions is None and architecture.output_norm is None
+    return architecture.skip == "residual" and plain and architecture.good_norm
 
 
 def _symmetric(n: int, because: str) -> Lemma:
@@ -81,8 +82,8 @@ def _attention(op: Attention, architecture: Architecture, n: int) -> Lemma | Non
     full, norm = isinstance(op.mask, Bidirectional), architecture.attention_norm
     if op.rotary is not None:
         turns_by_one = 1.0 in op.rotary.frequencies and architecture.dim >= 2 and norm is None and isinstance(op.kernel, Softmax)
-        if not turns_by_one or op.bias is not None or op.qk_norm is not None:
-            return None
+        if not turns_by_one or op.bias is not None or op.qk_norm is not None or op.scale == 0:
+            return None  # at scale 0 nothing is left of what is turned
         because = (
             "logits r cos(u - v + phi) can be had on tokens with a constant first coordinate; they keep no other permutation"
         )
@@ -110,6 +111,8 @@ def _attention(op: Attention, architecture: Architecture, n: int) -> Lemma | Non
 def _without_bias(op: Attention, n: int, unnormed: bool) -> Lemma | None:
     if isinstance(op.mask, Bidirectional):
         kernel = op.kernel
+        if op.scale == 0 and (isinstance(kernel, Polynomial) or (isinstance(kernel, FeatureMap) and kernel.function == "relu")):
+            return None  # the queries are 0 whatever the parameters
         if isinstance(kernel, Polynomial):
             return _symmetric(n, "sum_u (q.k_u + c)^p V x_u is a polynomial that depends on every x_u") if unnormed else None
         if isinstance(kernel, FeatureMap) and kernel.function == "relu":

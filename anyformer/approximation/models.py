@@ -38,7 +38,7 @@ class Draw:
     def __call__(self, *shape: int, scale: float = SCALE) -> Tensor:
         self.count += 1
         numbers = philox.gaussian(self.seed, self.count, shape, scale)
-        return torch.from_numpy(np.round(np.asarray(numbers, dtype=np.float64) * GRID) / GRID)
+        return torch.as_tensor(np.round(np.asarray(numbers, dtype=np.float64) * GRID) / GRID)
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,8 +66,8 @@ class Member:
         return self.network.stream(stream, Context(places))[..., :d]
 
 
-def member(architecture: Architecture, n: int, seed: int, zero_data: bool = False) -> Member | str:
-    """Draw a member; ``zero_data`` puts all probes to 0. A sentence where the architecture has parts that no member is written for."""
+def member(architecture: Architecture, n: int, seed: int) -> Member | str:
+    """Draw a member; a sentence where the architecture has parts that no member is written for."""
     for name in ("attention_norm", "feed_forward_norm", "output_norm"):
         if getattr(architecture, name) is not None:
             return f"no ball model is written for a {name.replace('_', ' ')}"
@@ -78,7 +78,7 @@ def member(architecture: Architecture, n: int, seed: int, zero_data: bool = Fals
     width = d + (d if inside else 0) + 1
     stages = [_feed_forward(draw, d, width)]
     for layer in architecture.layers:
-        stages += [_attention(architecture, layer, draw, width, inside, zero_data), _feed_forward(draw, d, width)]
+        stages += [_attention(architecture, layer, draw, width, inside), _feed_forward(draw, d, width)]
     embedding = torch.cat((torch.zeros(1, width - 1), torch.ones(1, 1)), 1).double()
     return Member(Network(embedding, tuple(stages), constant=True), n, d, table, not inside)
 
@@ -98,7 +98,7 @@ def feed_forward_network(draw: Draw, d: int) -> Network:
     return Network(embedding, (_feed_forward(draw, d, d + 1),), constant=True)
 
 
-def _attention(architecture: Architecture, layer: Layer, draw: Draw, width: int, inside: bool, zero_data: bool) -> Stage:
+def _attention(architecture: Architecture, layer: Layer, draw: Draw, width: int, inside: bool) -> Stage:
     d = architecture.dim
     keep = torch.eye(width, dtype=torch.float64)
     if architecture.skip == "none":
@@ -113,8 +113,6 @@ def _attention(architecture: Architecture, layer: Layer, draw: Draw, width: int,
             values[:, :d, :d] = torch.tensor(layer.maps[b], dtype=torch.float64)
         if inside:  # what is read and moved is x + its position
             reads[d : 2 * d], values[:, d : 2 * d] = reads[:d], values[:, :d]
-        if zero_data:
-            reads = torch.zeros_like(reads)
         branches.append(Branch(op, reads if op.reads else None, DenseMap(values)))
     return Stage(tuple(branches))
 

@@ -14,26 +14,31 @@ from fractions import Fraction
 from typing import Any
 
 import numpy as np
+import torch
 
 from anyformer.approximation.architecture import ColourBias, Layer
+from anyformer.approximation.aten import MASKED
 from anyformer.approximation.balls import Undecided, balls, exact_fraction, precision
 from anyformer.operators import (
     RBF,
     Attention,
     AverageHard,
     FeatureMap,
+    FixedMatrix,
     Fourier,
     Landmarks,
     Linformer,
+    Neighbours,
     Operator,
     Performer,
     Polynomial,
     Softmax,
+    TableBias,
 )
 from anyformer.operators.functions import scalar_function
 from anyformer.operators.mixing import FixedMixing
 
-BITS = 256
+PATTERN_BITS = 256
 KERNELS = (Softmax, AverageHard, RBF, FeatureMap, Performer, Polynomial, Landmarks)
 """Kernels of which every row is known to depend on its own scores alone, so that permuted scores give permuted rows."""
 
@@ -99,7 +104,7 @@ def pattern_of(op: Operator, n: int) -> Pattern | str:
     if isinstance(op, Linformer):
         return _linformer_pattern(op, n)
     if isinstance(op, FixedMixing):
-        with precision(BITS):
+        with precision(PATTERN_BITS):
             places = np.arange(n)
             matrix = op.weights(balls(np.zeros(1)), places[None, :, None], places[None, None, :], np.full((1, 1, 1), n))
             signed = any(bool(x < 0) or not (x >= 0) for x in np.ravel(matrix))
@@ -108,6 +113,41 @@ def pattern_of(op: Operator, n: int) -> Pattern | str:
         sure, maybe = (np.where(nothing, OUTSIDE, c) for c in (sure, maybe))
         return Pattern(sure.reshape(1, n, n), maybe.reshape(1, n, n), not signed)
     return f"{type(op).__name__} is no attention or fixed mixing that Theorem 4 speaks of"
+
+
+def refusal(op: Operator, n: int) -> str:
+    """Why nothing at all is said of a bank on n tokens: its tables are for another number of tokens, or it holds a finite mask. Empty: nothing
+    forbids it."""
+    tables = {FixedMatrix: lambda: len(op.rows), Linformer: lambda: len(op.F[0])}  # type: ignore[attr-defined]
+    sizes = [(type(op).__name__, tables[type(op)]())] if type(op) in tables else []
+    if isinstance(op, Attention):
+        sizes += [(type(op.bias).__name__, len(op.bias.rows[0]))] if isinstance(op.bias, TableBias) else []
+        sizes += [("Neighbours", len(op.mask.rows))] if isinstance(op.mask, Neighbours) else []
+    for what, size in sizes:
+        if size != n:
+            return f"{what} is made for {size} tokens, there are {n}; give one for {n}"
+    if isinstance(op, Attention) and op.bias is not None and _finite_mask(op, n):
+        return (
+            f"a bias {MASKED:g} or more below the rest of its row is a finite mask: neither read as forbidden nor as a number; give a mask "
+            "(Causal, Window, Neighbours)"
+        )
+    return ""
+
+
+def _finite_mask(op: Attention, n: int) -> bool:
+    assert op.bias is not None
+    places = torch.arange(n)
+    bias = op.bias(torch.zeros(1, dtype=torch.float64), places[None, None, :, None], places[None, None, None, :])
+    allowed = torch.from_numpy(_allowed(op, n))
+    bias = torch.where(allowed, bias.expand(1, -1, n, n)[0], -torch.inf)
+    top = bias.amax(-1, keepdim=True) if op.kernel.normalised else torch.zeros(1)
+    top = top.clamp(min=0.0) if op.sink else top
+    return bool((allowed & (bias - top <= -MASKED)).any())
+
+
+def sees_something(op: Attention, n: int) -> bool:
+    """Whether the mask leaves every query a key."""
+    return bool(_allowed(op, n).any(1).all())
 
 
 def _allowed(op: Attention, n: int) -> np.ndarray:
@@ -132,7 +172,7 @@ def _attention_pattern(op: Attention, n: int) -> Pattern | str:
             one = np.array([[len(set(row[row != OUTSIDE])) == 1 for row in head] for head in colours])
             colours = np.where(one[:, :, None] & allowed, 0, colours)
         return Pattern(colours, colours, True)
-    with precision(BITS):
+    with precision(PATTERN_BITS):
         places = np.arange(n)
         bias = op.bias(balls(np.zeros(1)), places[None, None, :, None], places[None, None, None, :])
         bias = np.broadcast_to(bias, (1, op.heads, n, n))[0]
@@ -166,14 +206,14 @@ def _zero_data_problem(op: Attention) -> str:
             "" if op.bias is None and not op.sink else "average-hard attention with a bias: its pattern at 0 is not its support"
         )
     if isinstance(kernel, FeatureMap):
-        with precision(BITS):
+        with precision(PATTERN_BITS):
             value = scalar_function(kernel.function)(balls(np.zeros(1)))[0]
             positive = bool(value > 0)
         return "" if positive else f"the features {kernel.function} are 0 at 0: attention has no constant data term"
     if isinstance(kernel, Polynomial):
         return "" if kernel.offset else "the kernel (q.k)^p is 0 at 0: attention has no constant data term"
     if isinstance(kernel, Landmarks):
-        with precision(BITS):
+        with precision(PATTERN_BITS):
             zero = balls(np.zeros((1, 1, 1, op.head_dim)))
             try:
                 value = kernel(zero, zero, None, np.ones((1, 1, 1, 1), dtype=bool), False).ravel()[0]
@@ -212,9 +252,7 @@ def merged(values: Any) -> np.ndarray:
 
 def _linformer_pattern(op: Linformer, n: int) -> Pattern | str:
     """W_Q = 0: every row is the mean of the rows of F."""
-    if len(op.F[0]) != n:
-        return f"Linformer's projections are made for {len(op.F[0])} tokens, there are {n}"
-    with precision(BITS):
+    with precision(PATTERN_BITS):
         means = balls(np.array(op.F)).sum(0)
         positive = all(bool(x > 0) for x in means)
         sure, maybe = (np.broadcast_to(c, (op.heads, n, n)) for c in classes(means))

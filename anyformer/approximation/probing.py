@@ -58,6 +58,31 @@ class Certificate:
         missing = np.argwhere(~(self.dependent | np.eye(len(self.dependent), dtype=bool)))
         return None if not len(missing) else (int(missing[0, 0]), int(missing[0, 1]))
 
+    def proves(self, group: Group, residual: bool) -> bool:
+        """Whether everything that Corollary 1 (with a residual path; else Theorem 3) asks for ``group`` is witnessed. For the symmetric group
+        dependences are enough (Corollary 2)."""
+        if not _all_dependent(self.dependent, residual) or self.stray is not None:
+            return False
+        return (residual and _separates_all(group)) or self.remaining.issubset(group)
+
+    def missing(self, residual: bool) -> str:
+        """What is not witnessed, in a sentence."""
+        if self.independent is not None:
+            return f"no witness that token {self.independent[0]} depends on token {self.independent[1]}"
+        if not _all_dependent(self.dependent, residual):
+            return f"no witness that token {int(np.argmin(np.diag(self.dependent)))} depends on itself, as Theorem 3 asks"
+        if self.stray is not None:
+            return f"slots {self.stray[0]} and {self.stray[1]} were not told apart"
+        return f"not excluded: {self.remaining.name}; that is no proof that it is a symmetry"
+
+    def sentence(self, where: str, family: str = "") -> str:
+        """What is witnessed, ``where``, with its numbers."""
+        n = len(self.dependent)
+        return (
+            f"{n * (n - 1)}/{n * (n - 1)} dependences and all separations outside G witnessed {where} ({self.bits}-bit balls, smallest gap "
+            f"{self.gap:.3g}, {self.evaluations} evaluations{'; ' + family if family else ''})"
+        )
+
     def to_json(self) -> dict[str, Any]:
         """Plain data."""
         return {
@@ -175,16 +200,15 @@ def certify_by_probing(
     """Probe members in balls, single markings first, until everything that Corollary 1 (Theorem 3 where there is no residual path) asks
     for ``target`` is proved or the draws are used up; a sentence where a kink is met."""
     probe = Probe(n, d, known)
-    separates_all = len(target.orbits) == 1 and target.is_product_of_symmetric
     remaining, stray = target, None
     try:
         with precision(bits):
             for depth in (1, 2):
                 for r, evaluate in enumerate(evaluators):
                     probe.draw(evaluate, 1 + r, depth)
-                    if not _all_dependent(probe, residual):
+                    if not _all_dependent(probe.dependent, residual):
                         continue
-                    remaining = target if separates_all and residual else probe.remaining(target)
+                    remaining = target if residual and _separates_all(target) else probe.remaining(target)
                     stray = None if residual else probe.stray()
                     if remaining.issubset(target) and stray is None:
                         return probe.certificate(bits, remaining, stray)
@@ -193,9 +217,13 @@ def certify_by_probing(
     return probe.certificate(bits, probe.remaining(), stray)
 
 
-def _all_dependent(probe: Probe, residual: bool) -> bool:
-    needed = ~np.eye(probe.n, dtype=bool) if residual else np.ones((probe.n, probe.n), dtype=bool)
-    return bool(probe.dependent[needed].all())
+def _all_dependent(dependent: np.ndarray, residual: bool) -> bool:
+    return bool((dependent | (np.eye(len(dependent), dtype=bool) & residual)).all())
+
+
+def _separates_all(group: Group) -> bool:
+    """Whether the group is the symmetric one: there is nothing outside it."""
+    return len(group.orbits) == 1 and group.is_product_of_symmetric
 
 
 def _evaluate(evaluate: Evaluate, markings: list[Marking], n: int, c: Tensor, a: Tensor, b: Tensor, weights: Tensor) -> Any:

@@ -18,7 +18,7 @@ from anyformer.approximation.subjects import Subject, examine
 from anyformer.approximation.tracing import Call
 from anyformer.approximation.verdict import NotCertified, Verdict
 from anyformer.approximation.zoo import call_of
-from anyformer.errors import AnyformerError, require_size
+from anyformer.errors import AnyformerError, require_number, require_size
 
 TOLERANCE = 1e-9
 """Relative to the largest output, in float64; rounding inside (float32 softmax) is measured and added."""
@@ -48,6 +48,7 @@ def assert_equivariant(
     if n is None:
         raise AnyformerError("assert_equivariant: tokens is needed where the group is not a Group")
     require_size("assert_equivariant", "trials", trials)
+    require_number("assert_equivariant", "tolerance", tolerance, 0.0)
     acting = group_of(group, n)
     if not acting.generators:
         raise AnyformerError("assert_equivariant: the trivial group has nothing to test; name another one")

@@ -15,6 +15,7 @@
 The theorems are in docs/theory/universality.md. They were proved in this project and not independently reviewed; every verdict says so.
 """
 
+import math
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -29,13 +30,14 @@ RANKS = {"certified": ("proved-family", "proved", "certified-at-samples"), "prov
 @dataclass(frozen=True)
 class Claim:
     """What is to be approximated: ``target`` in words, by at most ``layers`` attention layers, on ``tokens`` tokens of ``dim`` features
-    (None: every d). ``group`` acts on the tokens; None where the target class is not one of equivariant maps (causal maps)."""
+    (None: every d). ``group`` acts on the tokens; None where it is not known yet, or the target are all ``causal`` maps."""
 
     tokens: int
     dim: int | None
     layers: int
     group: Group | None
     target: str
+    causal: bool = False
     norm: str = "Lp"
 
 
@@ -110,7 +112,7 @@ class Verdict:
         """The group of the claim, in words; ``causal`` and ``auto`` where none is named."""
         if self.claim.group is not None:
             return self.claim.group.name
-        return "causal" if "causal" in self.claim.target else "auto"
+        return "causal" if self.claim.causal else "auto"
 
     def raise_if_not(self, wanted: str = "proved") -> "Verdict":
         """Return the verdict if it is a yes of this strength (``certified`` or ``proved``), raise with its report if not."""
@@ -120,7 +122,10 @@ class Verdict:
         return self
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data: strength, holds, group, layers, norm, and all the rest."""
+        """Plain data: strength, holds, group, layers, norm, and all the rest. A number that is not finite is null."""
+        return _plain(self._data())
+
+    def _data(self) -> dict[str, Any]:
         return {
             "subject": self.subject,
             "strength": self.strength,
@@ -161,6 +166,14 @@ class Verdict:
         lines += [f"  note: {note}" for note in self.notes]
         lines.append("  the theorems were proved in this project and not independently reviewed (docs/theory/universality.md)")
         return "\n".join(lines)
+
+
+def _plain(x: Any) -> Any:
+    if isinstance(x, dict):
+        return {k: _plain(v) for k, v in x.items()}
+    if isinstance(x, (list, tuple)):
+        return [_plain(v) for v in x]
+    return None if isinstance(x, float) and not math.isfinite(x) else x
 
 
 class NotCertified(AnyformerError):

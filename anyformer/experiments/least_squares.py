@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-SOLVED = 1e-28
+EXACT = 1e-28
 """Mean squared residual below which nothing is left to gain in float64."""
 PATIENCE, GAIN = 25, 0.2
 """Stop where that many steps together reduced the squared residual by less than this part."""
@@ -38,6 +38,6 @@ def minimise(
         E, r, damping = trial, r_trial, max(damping / 5, 1e-14)
         history.append(float(r.square().mean()))
         stalled = len(history) > PATIENCE and history[-1] > (1 - GAIN) * history[-1 - PATIENCE]
-        if stalled or history[-1] < SOLVED:
+        if stalled or history[-1] < EXACT:
             break
     return E, history[-1] ** 0.5

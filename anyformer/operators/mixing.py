@@ -4,7 +4,7 @@ from abc import abstractmethod
 from dataclasses import dataclass
 from typing import Any
 
-from anyformer.errors import AnyformerError, require_choice
+from anyformer.errors import AnyformerError, require_choice, require_numbers
 from anyformer.operators import primitives as P
 from anyformer.operators.operator import Context, Mixing, Operator
 
@@ -43,6 +43,7 @@ class Convolution(FixedMixing):
     def __post_init__(self) -> None:
         if not self.taps:
             raise AnyformerError("Convolution: at least one tap is needed")
+        require_numbers("Convolution", "taps", self.taps)
 
     def weights(self, like: Any, query: Any, key: Any, length: Any) -> Any:
         distance = query - key
@@ -86,6 +87,8 @@ class FixedMatrix(FixedMixing):
     def __post_init__(self) -> None:
         if not self.rows or any(len(row) != len(self.rows) for row in self.rows):
             raise AnyformerError("FixedMatrix: a non-empty square matrix is needed")
+        for row in self.rows:
+            require_numbers("FixedMatrix", "a row", row)
 
     def weights(self, like: Any, query: Any, key: Any, length: Any) -> Any:
         highest = int(max(query.max(), key.max()))
