@@ -1,5 +1,6 @@
 """The linear algebra of sequences and the universal simulator of attention, against NumPy and torch's own attention in float64."""
 
+import functools
 import itertools
 
 import numpy as np
@@ -12,6 +13,9 @@ from anyformer import rasp
 from anyformer.errors import AnyformerError
 from anyformer.experiments import simulator as experiment
 from anyformer.experiments.random_programs import run_random_programs
+from anyformer.maps import DenseMap, IdentityMap
+from anyformer.network import Branch, Network, Stage
+from anyformer.operators import Attention, Bidirectional, Causal, Identity
 from anyformer.rasp import Reals, interpret
 from anyformer.rasp.encoding import Layer, described, reference
 from anyformer.rasp.linear_algebra import (
@@ -213,7 +217,7 @@ def test_a_logit_beyond_its_bound_is_an_error_not_an_answer():
     layer = Layer(2, 1, 1)
     simulator = AttentionSimulator.for_layer(layer, logits=5.0)
     matrices = {"X": torch.tensor([[3.0], [1.0]]), "A0": torch.tensor([[1.0]]), "V0": torch.tensor([[1.0]])}
-    with pytest.raises(AnyformerError, match="has no value on this input"):
+    with pytest.raises(AnyformerError, match="beyond this simulator's logits of 5; make one with larger logits"):
         simulator(matrices)
 
 
@@ -224,6 +228,87 @@ def test_a_smaller_layer_runs_on_a_larger_simulator(version):
     found = AttentionSimulator.for_layer(large, version)(matrices)
     torch.testing.assert_close(found[:3, :2], reference(small, matrices), rtol=1e-10, atol=1e-10)
     assert found[:3, 2].abs().max() < 1e-10
+
+
+SMALLER = [
+    (Layer(3, 3, 3, scaled=True, padding=True), Layer(2, 2, 2, scaled=True)),
+    (
+        Layer(3, 3, 3, 2, 3, "separate", biases=True, output=True, residual=True, feed_forward=3, scaled=True, padding=True),
+        Layer(2, 2, 1, 2, 2, "separate", biases=True, output=True, residual=True, feed_forward=1, scaled=True),
+    ),
+]
+
+
+@pytest.mark.parametrize(("large", "small"), SMALLER)
+def test_a_smaller_layer_keeps_its_scale_and_its_heads_in_the_output_projection(large, small):
+    matrices = draw(small)
+    found = AttentionSimulator.for_layer(large)(matrices)
+    torch.testing.assert_close(found[: small.n, : small.outputs], reference(small, matrices), rtol=1e-10, atol=1e-10)
+
+
+ENCODER = Layer(3, 2, 2, 1, 2, "separate", output=True, residual=True, feed_forward=1, norm="post", padding=True)
+
+
+@pytest.mark.parametrize(
+    ("layer", "change", "message"),
+    [
+        (ENCODER, {"X": torch.ones(3, 1)}, r"X must have 2 columns, got 1: a LayerNorm averages over all of them"),
+        (Layer(2, 3, 1), {"A0": torch.ones(2, 2)}, r"A0 must have shape \(3, 3\) in a layer of n = 2, d = 3, d_v = 1, got \(2, 2\)"),
+        (Layer(2, 1, 1), {"X": torch.ones(2, 1, dtype=torch.complex128)}, "real numbers .* got a cpu tensor of torch.complex"),
+        (Layer(2, 1, 1), {"X": [[1.0], [2.0]]}, r"X must be a tensor of real numbers of shape \(2, 1\), got a list"),
+        (Layer(2, 1, 1, padding=True), {"X": torch.ones(0, 1)}, r"at most shape \(2, 1\) and not be empty, got \(0, 1\)"),
+        *(
+            (Layer(3, 1, 1, padding=True), {"valid": torch.tensor([valid])}, "valid must hold 1 for real tokens and 0 for padding")
+            for valid in ([1.0, 7.0, 1.0], [1.0, 1.001, 1.0], [1.0, 0.5, 1.0], [1.0, -1.0, 1.0], [0.0, 0.0, 0.0])
+        ),
+    ],
+)  # fmt: skip
+def test_matrices_that_describe_no_layer_of_the_class(layer, change, message):
+    with pytest.raises(AnyformerError, match=message):
+        layer.encode({name: torch.ones(shape) for name, shape in layer.matrices.items()} | change)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_padding_is_masked_wherever_it_is(causal):
+    layer = Layer(3, 2, 2, causal=causal, padding=True)
+    matrices = draw(layer) | {"valid": torch.tensor([[0, 1, 1]])}
+    found, keys = AttentionSimulator.for_layer(layer)(matrices), slice(1, 3)
+    real = {name: matrices[name] for name in ("A0", "V0")} | {"X": matrices["X"][keys]}
+    torch.testing.assert_close(found, reference(layer, matrices), rtol=1e-10, atol=1e-10, equal_nan=True)
+    without = reference(Layer(2, 2, 2, causal=causal), real)
+    torch.testing.assert_close(found[keys], without, rtol=1e-10, atol=1e-10)
+    assert bool(found[0].isnan().all()) == causal  # a row that sees no key has no value
+
+
+@pytest.mark.parametrize("version", ["compact", "paper"])
+def test_logits_and_bound_are_what_was_asked_for(version):
+    layer = Layer(3, 2, 2)
+    matrices = draw(layer) | {"X": torch.tensor([[1e3, 0.0], [-1e3, 0.3], [0.2, 0.8]]), "A0": torch.eye(2)}
+    simulator = AttentionSimulator.for_layer(layer, version, bound=2e6, logits=3e6)
+    torch.testing.assert_close(simulator(matrices), reference(layer, matrices), rtol=1e-9, atol=1e-9)
+    single = AttentionSimulator.for_layer(layer, version, logits=1e4, dtype="float32")
+    matrices["X"] = matrices["X"].clamp(-100, 100)
+    torch.testing.assert_close(single(matrices), reference(layer, matrices), rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda s: s({"X": [[0.0]], "A0": torch.ones(1, 1), "V0": torch.ones(1, 1)}), "X must be a tensor of real numbers"),
+        (lambda s: s(None), "a layer is described by a dict of matrices, X, A0, V0; got a NoneType"),
+        (lambda s: s([1]), "got a list"),
+        (lambda s: s.batch(3), "a list of layers is needed"),
+        (
+            lambda s: s({"X": torch.ones(2, 1), "A0": torch.tensor([[float("nan")]]), "V0": torch.ones(1, 1)}),
+            r"A0\[0, 0\] must be a number in \[-100, 100\], got nan; make a simulator with a larger bound",
+        ),
+    ],
+)
+def test_what_a_simulator_refuses_to_run(call, message):
+    simulator = AttentionSimulator.for_layer(Layer(2, 1, 1))
+    assert simulator.batch([]).shape == (0, 2, 1)
+    with pytest.raises(AnyformerError, match=message):
+        call(simulator)
 
 
 @pytest.mark.parametrize("version", ["compact", "soft"])
@@ -251,6 +336,52 @@ def test_simulates_a_whole_encoder_layer(norm):
     found = AttentionSimulator.for_layer(layer)(matrices)
     with torch.no_grad():
         torch.testing.assert_close(found, module(x[None])[0], rtol=1e-10, atol=1e-10)
+
+
+def encoder(**options):
+    made = nn.TransformerEncoderLayer(4, 2, 2, **({"dropout": 0.0, "batch_first": True, "dtype": torch.float64} | options))
+    return made.eval()
+
+
+def norms(module, one, other):
+    module.norm1, module.norm2 = one, other
+    return module
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: nn.MultiheadAttention(4, 2, add_zero_attn=True), "its add_zero_attn is True"),
+        (lambda: nn.MultiheadAttention(4, 2, add_bias_kv=True), "bias_k: a parameter that the configuration does not have"),
+        (lambda: nn.MultiheadAttention(4, 2, kdim=3), "kdim is 3"),
+        (lambda: norms(encoder(), nn.LayerNorm(4), nn.LayerNorm(4, eps=1e-3)), "norm2: its eps is 0.001"),
+        (lambda: norms(encoder(), nn.RMSNorm(4), nn.RMSNorm(4)), "norm1: a RMSNorm stands in place of LayerNorm"),
+        (lambda: norms(encoder(), nn.Identity(), nn.LayerNorm(4)), "norm1: a Identity stands in place of LayerNorm"),
+        (lambda: encoder(dropout=0.5).train(), r"dropout1: it drops 50% at random while it trains; call .eval\(\) first"),
+        (lambda: encoder(activation="gelu"), "its activation is gelu"),
+        (lambda: type("Own", (nn.MultiheadAttention,), {})(4, 2), "a Own stands in place of MultiheadAttention"),
+    ],
+)
+def test_modules_that_compute_something_else_are_not_described(make, message):
+    with pytest.raises(AnyformerError, match=message):
+        described(make(), torch.zeros(2, 4))
+
+
+@pytest.mark.parametrize("x", [torch.zeros(3, 3), torch.zeros(1, 3, 4), torch.zeros(0, 4), [[0.0] * 4], torch.zeros(2, 4) * 1j])
+def test_the_input_of_a_described_module(x):
+    with pytest.raises(AnyformerError, match=r"x must be a tensor of real numbers of shape \(n, 4\), n >= 1, got a "):
+        described(encoder(), x)
+
+
+@pytest.mark.parametrize("activation", [nn.ReLU(), torch.relu, nn.functional.relu])
+def test_every_relu_and_a_norm_without_weights_are_described(activation):
+    module = norms(
+        encoder(activation=activation, batch_first=False), *(nn.LayerNorm(4, elementwise_affine=False) for _ in range(2))
+    )
+    x = torch.randn(2, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    layer, matrices = described(module, x)
+    wanted = module(x[:, None])[:, 0].detach()  # torch's fast path, with the batch first, needs the norm's weights
+    torch.testing.assert_close(reference(layer, matrices), wanted, rtol=1e-10, atol=1e-10)
 
 
 def test_float32_and_standard_mode():
@@ -293,6 +424,27 @@ def test_vectors_of_the_published_demo():
             "must have 2 rows",
         ),
         (lambda: AttentionSimulator.for_layer(Layer(2, 2, 2), bound=float("inf")), "bound must be a finite number"),
+        (lambda: AttentionSimulator.for_layer(Layer(2, 2, 2), bound=-1), "bound must be positive, got -1"),
+        (lambda: AttentionSimulator.for_layer(Layer(2, 2, 2), logits=0), "logits must be positive, got 0"),
+        (lambda: AttentionSimulator.for_layer(3), "a Layer is needed, got 3"),
+        (
+            lambda: AttentionSimulator.for_layer(Layer(2, 2, 2), causal="dialect"),
+            r"no option causal.* a causal layer is Layer\(\.\.\., causal=True\)",
+        ),
+        (
+            lambda: AttentionSimulator.for_layer(Layer(2, 2, 2), max_length=9),
+            "takes no option max_length; it takes bound, logits, mode",
+        ),
+        (lambda: AttentionSimulator.for_layer(Layer(2, 2, 2), logits=1e7, dtype="float32"), "or dtype='float64'"),
+        (
+            lambda: AttentionSimulator.for_layer(Layer(40, 40, 40), "paper"),
+            "heads, each with a pattern of 4,800 x 4,800 tokens, are more than",
+        ),
+        (lambda: AttentionSimulator.for_layer(Layer(5, 4, 3), mode="standard", tolerance=1e-9), "choose one of at least 4e-08"),
+        (
+            lambda: AttentionSimulator.for_layer(Layer(5, 4, 3), mode="standard", tolerance=1e-300),
+            "tolerance must be a finite number >= 1e-15",
+        ),
         (lambda: described(nn.Linear(2, 2), torch.zeros(1, 2)), "nn.MultiheadAttention"),
     ],
 )
@@ -306,12 +458,18 @@ MACHINES = [
     (dict(heads=2, layers=2, head_dim=1, features=2, causal=True), {}),
     (dict(heads=2, layers=1, head_dim=2, features=3, residual=True, positions="learned", max_length=4), {}),
     (dict(heads=1, layers=3, head_dim=3, features=2, residual=True, causal=True), {}),
+    (dict(heads=2, layers=1, head_dim=1, features=2, residual=True, bias=True), {}),
+    (dict(heads=1, layers=2, head_dim=2, features=2, bias=True), {}),
 ]
 
 
 def target_of(config, seed=3):
     torch.manual_seed(seed)
-    return af.Transformer(af.TransformerConfig(vocab=4, **config)).double()
+    target = af.Transformer(af.TransformerConfig(vocab=4, **config)).double()
+    for name, parameter in target.named_parameters():
+        if "bias" in name:
+            nn.init.normal_(parameter)
+    return target
 
 
 @pytest.mark.parametrize("config, options", MACHINES)
@@ -355,7 +513,47 @@ def test_programs_of_the_sequence_simulator_are_programs(tmp_path):
     assert [b.what for b in machine.blocks()][-2:] == ["U", "valid"]
 
 
+@pytest.mark.parametrize("config", [MACHINES[1][0], MACHINES[4][0]], ids=str)
+def test_a_program_of_the_sequence_simulator_is_specialised_into_its_target(config):
+    target = target_of(config)
+    module = af.specialize(af.compile(target, af.SequenceSimulator.for_class(target, length=3)))
+    assert isinstance(module, af.Transformer) and module.config.head_dim == target.config.head_dim
+    tokens = torch.randint(4, (2, 9))  # longer than the simulator
+    torch.testing.assert_close(module(tokens), target(tokens), rtol=1e-9, atol=1e-9)
+
+
+def network_of(*banks):
+    """One stage on three features: attention with a mask and so many heads, or the identity."""
+    g = torch.Generator().manual_seed(0)
+    draw = functools.partial(torch.randn, generator=g, dtype=torch.float64)
+    branches = [
+        Branch(Identity(), None, IdentityMap(3))
+        if bank is None
+        else Branch(Attention(heads=bank[1], head_dim=2, mask=bank[0]), draw(3, 4 * bank[1]), DenseMap(draw(bank[1], 3, 3)))
+        for bank in banks
+    ]
+    return Network(draw(4, 3), (Stage(tuple(branches)),))
+
+
+def test_several_banks_of_one_stage():
+    network, patterns = network_of((Causal(), 1), None, (Causal(), 2)), []
+    machine = af.SequenceSimulator.for_class(network, length=3)
+    trace = machine.trace(torch.tensor([[0, 3, 1]]), af.compile(network, machine))
+    torch.testing.assert_close(trace.logits, network.run(torch.tensor([[0, 3, 1]]), patterns=patterns), rtol=1e-10, atol=1e-10)
+    for found, wanted in zip(trace.patterns, patterns, strict=True):
+        torch.testing.assert_close(found, wanted, rtol=1e-10, atol=1e-10)
+    for banks, message in (
+        ([(Causal(), 1), (Bidirectional(), 1)], "stage 1 has heads with different masks"),
+        ([None, None, (Causal(), 1)], "stage 1 has 2 residual branches"),
+    ):
+        with pytest.raises(AnyformerError, match=message):
+            af.SequenceSimulator.for_class(network_of(*banks), length=3)
+
+
 def test_what_the_sequence_simulator_refuses():
+    large = af.SequenceSimulator.for_class(af.TransformerConfig(vocab=3, heads=4, layers=2, head_dim=8, features=64))
+    with pytest.raises(AnyformerError, match=r"sequence-simulator machine: about [0-9,]+ heads, each with a pattern of"):
+        _ = large.compiled
     with pytest.raises(AnyformerError, match=r"stage 1 has .* only softmax attention"):
         af.SequenceSimulator.for_class(af.TransformerConfig(vocab=3, heads=1, layers=1, head_dim=2, features=2, attention="hard"))
     with pytest.raises(AnyformerError, match="stage 2 is no attention"):
