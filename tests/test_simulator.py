@@ -2,6 +2,8 @@
 
 import functools
 import itertools
+import json
+import re
 
 import numpy as np
 import pytest
@@ -10,6 +12,7 @@ from torch import nn
 
 import anyformer as af
 from anyformer import rasp
+from anyformer.cli import main
 from anyformer.errors import AnyformerError
 from anyformer.experiments import simulator as experiment
 from anyformer.experiments.random_programs import run_random_programs
@@ -437,7 +440,7 @@ def test_vectors_of_the_published_demo():
         ),
         (lambda: AttentionSimulator.for_layer(Layer(2, 2, 2), logits=1e7, dtype="float32"), "or dtype='float64'"),
         (
-            lambda: AttentionSimulator.for_layer(Layer(40, 40, 40), "paper"),
+            lambda: AttentionSimulator.for_layer(Layer(40, 40, 40)),
             "heads, each with a pattern of 4,800 x 4,800 tokens, are more than",
         ),
         (lambda: AttentionSimulator.for_layer(Layer(5, 4, 3), mode="standard", tolerance=1e-9), "choose one of at least 4e-08"),
@@ -570,6 +573,30 @@ def test_what_the_sequence_simulator_refuses():
     small = af.SequenceSimulator.for_class(target, length=2, bound=1e-3)
     with pytest.raises(AnyformerError, match="beyond this simulator's bound"):
         small(torch.zeros(1, 2, dtype=torch.long), af.compile(target, small))
+
+
+@pytest.mark.parametrize(
+    "options", [["--scale", "20"], ["--scale", "99", "--seed", "-1"], ["--scale", "10", "--dtype", "float32"]]
+)
+def test_the_command_simulates_layers_of_any_scale(options, capsys):
+    assert main(["simulate", "--n", "2", "--d", "1", "--dv", "1", "--json", *options]) == 0
+    assert json.loads(capsys.readouterr().out)["max_abs_error"] < 1e-2
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--scale", "100"], "--scale must be above 0 and below 100, got 100"),
+        (["--scale", "99", "--dtype", "float32"], "choose smaller ones or dtype='float64'"),
+        (["--seed", "9" * 23], "--seed must be an integer of at most 64 bits"),
+        (["--mode", "standard", "--tolerance", "1e-300"], "tolerance must be a finite number >= 1e-15"),
+        (["--n", "40", "--d", "40", "--dv", "40"], "heads, each with a pattern of 8,000 x 8,000 tokens"),
+        (["--n", "100000", "--d", "100000"], "tokens that describe such a layer needs"),
+    ],
+)
+def test_what_the_command_refuses_before_it_starts(options, message, capsys):
+    assert main(["simulate", *options]) == 2
+    assert re.search(message, capsys.readouterr().err)
 
 
 def test_the_cost_of_simulation_is_polynomial_where_the_path_tree_is_exponential():

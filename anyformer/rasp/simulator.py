@@ -60,7 +60,7 @@ TIES = {"float64": 1e-9, "float32": 1e-4}
 LARGEST_EXPONENT = 60.0
 """exp of it, and its products with numbers of the layer, are far from the largest float32."""
 
-PATTERNS = 2**33
+PATTERNS = 2**31
 """The most numbers in the attention patterns of one run (heads times tokens squared): minutes, on one core."""
 
 OPTIONS = ("mode", "tolerance", "attention", "dtype")
@@ -104,8 +104,7 @@ class AttentionSimulator:
             if value <= 0:
                 raise AnyformerError(f"AttentionSimulator: {name} must be positive, got {value!r}")
         _require_gap(logits, options.get("dtype", "float64"))
-        require_memory(8 * layer.tokens**2, f"one attention pattern of the {layer.tokens:,} tokens that describe such a layer")
-        require_patterns("AttentionSimulator", estimated_heads(layer, version), layer.tokens)
+        require_simulable(layer, version)
         if options.get("mode") == "standard" and version != "soft":
             _require_tables(layer, options.get("tolerance", 1e-3))
         program = simulated(layer, version, logits=logits, gap=_gap(layer, logits, options.get("dtype", "float64")))
@@ -176,6 +175,12 @@ def _require_tables(layer: Layer, tolerance: object) -> None:
             f"AttentionSimulator: tolerance {tolerance:g} needs tables of about {units:,.0f} ReLU units, more than {KNOTS:,}; choose one "
             f"of at least {tolerance * (units / KNOTS) ** 2:.1g}"
         )
+
+
+def require_simulable(layer: Layer, version: Version) -> None:
+    """Raise where a simulator of this class would not run in the memory or the time that there is."""
+    require_memory(8 * layer.tokens**2, f"one attention pattern of the {layer.tokens:,} tokens that describe such a layer")
+    require_patterns("AttentionSimulator", estimated_heads(layer, version), layer.tokens)
 
 
 def require_patterns(owner: str, heads: int, length: int) -> None:
