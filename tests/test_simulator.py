@@ -4,6 +4,7 @@ import functools
 import itertools
 import json
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -283,6 +284,14 @@ def test_padding_is_masked_wherever_it_is(causal):
     assert bool(found[0].isnan().all()) == causal  # a row that sees no key has no value
 
 
+@pytest.mark.parametrize(("version", "error"), [("compact", 1e-6), ("soft", 1e-4)])
+def test_a_mask_takes_no_digits_from_float32(version, error):
+    layer = Layer(3, 2, 2, padding=True)
+    matrices = draw(layer)
+    single = AttentionSimulator.for_layer(layer, version, dtype="float32")
+    assert float((single(matrices) - reference(layer, matrices)).abs().max()) < error
+
+
 @pytest.mark.parametrize("version", ["compact", "paper"])
 def test_logits_and_bound_are_what_was_asked_for(version):
     layer = Layer(3, 2, 2)
@@ -416,6 +425,7 @@ def test_vectors_of_the_published_demo():
         (lambda: Layer(2, 2, 2, projections="separate"), "d_k must be an integer >= 1"),
         (lambda: Layer(2, 2, 2, biases=True), "biases belong to separate projections"),
         (lambda: Layer(2, 2, 3, residual=True), "a residual needs outputs as wide as the input, got 3 and d = 2"),
+        (lambda: Layer(2, 2, 2, eps=0.0), "eps must be positive, got 0.0"),
         (lambda: Layer(2, 2, 2, norm="pre"), "a norm belongs to the whole encoder layer"),
         (lambda: Layer(2, 2, 2).encode({"X": torch.zeros(2, 2)}), "missing: A0, V0"),
         (
@@ -570,6 +580,8 @@ def test_what_the_sequence_simulator_refuses():
         machine(torch.zeros(1, 3, dtype=torch.long), program)
     with pytest.raises(AnyformerError, match="3 features, the machine has 2"):
         af.compile(target_of(MACHINES[0][0] | {"features": 3}), machine)
+    with pytest.raises(AnyformerError, match="holds 16 constants, got 15; compile it again"):
+        machine(torch.zeros(1, 2, dtype=torch.long), replace(program, constants=program.constants[:-1]))
     small = af.SequenceSimulator.for_class(target, length=2, bound=1e-3)
     with pytest.raises(AnyformerError, match="beyond this simulator's bound"):
         small(torch.zeros(1, 2, dtype=torch.long), af.compile(target, small))

@@ -59,7 +59,11 @@ class Layer:
         require_size("Layer", "feed_forward", self.feed_forward, 0)
         require_choice("Layer", "projections", self.projections, ("folded", "separate"))
         require_choice("Layer", "norm", self.norm, (None, "pre", "post"))
-        require_number("Layer", "eps", self.eps, 0.0)
+        require_number("Layer", "eps", self.eps)
+        if self.eps <= 0:
+            raise AnyformerError(
+                f"Layer: eps must be positive, got {self.eps!r}: 1/sqrt(variance) has no value where all entries are equal"
+            )
         if self.norm and not (self.residual and self.feed_forward):
             raise AnyformerError("Layer: a norm belongs to the whole encoder layer, with residual=True and feed_forward units")
         for name in ("biases", "output", "residual", "scaled", "causal", "padding"):

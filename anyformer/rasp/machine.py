@@ -310,7 +310,10 @@ class SequenceSimulator(Machine):
         x = F.embedding(tokens.long(), program.tokens)
         if program.positions is not None:
             x = x + F.embedding(ctx.positions, program.positions)
-        assert program.constants is not None
+        described = sum(rows * columns for name, (rows, columns) in recipe.matrices().items() if name not in ("X", "valid"))
+        if program.constants is None or len(program.constants) != described:
+            got = 0 if program.constants is None else len(program.constants)
+            raise AnyformerError(f"a program of this simulator holds {described} constants, got {got}; compile it again")
         valid = torch.ones(batch, n) if ctx.mask is None else ctx.mask
         parts = [
             F.pad(x.double(), (0, 0, 0, recipe.length - n)).flatten(1),

@@ -46,7 +46,7 @@ from anyformer.rasp.linear_algebra import (
 )
 from anyformer.rasp.options import LEAST_TOLERANCE
 from anyformer.rasp.plan import FAULT
-from anyformer.rasp.sequences import EQ, Sequence, aggregate, assume, select, soft_aggregate, tokens
+from anyformer.rasp.sequences import EQ, Sequence, aggregate, apply, assume, select, soft_aggregate, tokens
 from anyformer.rasp.sets import Reals
 from anyformer.rasp.smooth import KNOTS
 
@@ -259,7 +259,10 @@ def _head(
     scores = scores.map(lambda values: assume(layer.scale * values, -logits, logits))
     if layer.padding:
         column = given["valid"].at(tuple(given["valid"].position(0, p % layer.n) for p in range(layer.n**2)))
-        scores = scores.map(lambda values: values + (column - 1) * (2.0 * logits + MASKED))
+        below = apply(
+            "relu", (1 - assume(column, 0.0, 1.0)) * (2.0 * logits + MASKED)
+        )  # a unit: its 0 is exact, and takes no digit from a score
+        scores = scores.map(lambda values: values - below)
 
     def kept(i: int, j: int) -> bool:
         return j <= i or not layer.causal
