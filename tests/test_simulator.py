@@ -581,7 +581,10 @@ def test_what_the_sequence_simulator_refuses():
     with pytest.raises(AnyformerError, match="3 features, the machine has 2"):
         af.compile(target_of(MACHINES[0][0] | {"features": 3}), machine)
     with pytest.raises(AnyformerError, match="holds 16 constants, got 15; compile it again"):
-        machine(torch.zeros(1, 2, dtype=torch.long), replace(program, constants=program.constants[:-1]))
+        machine(
+            torch.zeros(1, 2, dtype=torch.long),
+            replace(program, constants=program.constants[:-1], constant_at=program.constant_at[:-1]),
+        )
     small = af.SequenceSimulator.for_class(target, length=2, bound=1e-3)
     with pytest.raises(AnyformerError, match="beyond this simulator's bound"):
         small(torch.zeros(1, 2, dtype=torch.long), af.compile(target, small))
