@@ -526,13 +526,29 @@ def test_programs_of_the_sequence_simulator_are_programs(tmp_path):
     assert [b.what for b in machine.blocks()][-2:] == ["U", "valid"]
 
 
-@pytest.mark.parametrize("config", [MACHINES[1][0], MACHINES[4][0]], ids=str)
-def test_a_program_of_the_sequence_simulator_is_specialised_into_its_target(config):
+@pytest.mark.parametrize(
+    ("config", "dtype", "error"),
+    [(MACHINES[1][0] | {"features": 3}, torch.float32, 1e-5), (MACHINES[4][0], torch.float64, 1e-9)],
+    ids=str,
+)
+def test_a_program_of_the_sequence_simulator_is_specialised_into_its_target(config, dtype, error):
     target = target_of(config)
-    module = af.specialize(af.compile(target, af.SequenceSimulator.for_class(target, length=3)))
+    program = af.compile(target, af.SequenceSimulator.for_class(target, length=3), dtype=dtype)
+    module = af.specialize(program)
     assert isinstance(module, af.Transformer) and module.config.head_dim == target.config.head_dim
     tokens = torch.randint(4, (2, 9))  # longer than the simulator
-    torch.testing.assert_close(module(tokens), target(tokens), rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(module(tokens).double(), target(tokens), rtol=error, atol=error)
+
+
+def test_a_learned_program_of_the_sequence_simulator_may_use_all_of_a():
+    """A_h of a compiled program has the rank of the head, that of a trained one any."""
+    target = target_of(MACHINES[1][0])
+    machine = af.SequenceSimulator.for_class(target, length=3)
+    program = af.compile(target, machine)
+    constants = torch.randn(len(program.constants), generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    learned = replace(program, constants=constants)
+    tokens = torch.tensor([[0, 3, 1]])
+    torch.testing.assert_close(af.specialize(learned)(tokens), machine(tokens, learned), rtol=1e-9, atol=1e-9)
 
 
 def network_of(*banks):

@@ -47,6 +47,9 @@ from anyformer.recipe import Recipe
 WEIGHTS_OF_A_HEAD, WEIGHTS_OF_A_UNIT = 11, 5
 """At most so many numbers of a compiled head (three products of a score: queries, keys, constants; values) and of a unit are not 0."""
 
+NOISE = 1e-6
+"""Singular values of A_h below this share of the largest are the rounding of a float32 program."""
+
 
 @dataclass(frozen=True)
 class SimulatorRecipe(Recipe):
@@ -233,9 +236,8 @@ class SequenceSimulator(Machine):
     def network(self, program: Program) -> Network:
         """The network that the constants describe: ``A_h = W_Q W_K^T`` is factored, at the rank of the class where that is enough."""
         recipe, d = self.recipe, self.recipe.features
-        assert program.constants is not None
         shapes = {name: shape for name, shape in recipe.matrices().items() if name not in ("X", "valid")}
-        parts = program.constants.split([rows * columns for rows, columns in shapes.values()])
+        parts = self._constants(program).split([rows * columns for rows, columns in shapes.values()])
         given = {name: part.view(shape) for (name, shape), part in zip(shapes.items(), parts, strict=True)}
         stages = []
         for s, stage in enumerate(recipe.network_class.stages, 1):
@@ -262,6 +264,14 @@ class SequenceSimulator(Machine):
             recipe.network_class.constant,
             token_names=program.token_names,
         )
+
+    def _constants(self, program: Program) -> Tensor:
+        """The description of a target, of the size that the machine reads."""
+        described = sum(rows * columns for name, (rows, columns) in self.recipe.matrices().items() if name not in ("X", "valid"))
+        got = 0 if program.constants is None else len(program.constants)
+        if program.constants is None or got != described:
+            raise AnyformerError(f"a program of this simulator holds {described} constants, got {got}; compile it again")
+        return program.constants
 
     def tree_columns(self, program: Program) -> tuple[Tensor, Tensor | None]:
         raise AnyformerError("a sequence simulator's program has no path products: its constants are the target's own matrices")
@@ -310,14 +320,10 @@ class SequenceSimulator(Machine):
         x = F.embedding(tokens.long(), program.tokens)
         if program.positions is not None:
             x = x + F.embedding(ctx.positions, program.positions)
-        described = sum(rows * columns for name, (rows, columns) in recipe.matrices().items() if name not in ("X", "valid"))
-        if program.constants is None or len(program.constants) != described:
-            got = 0 if program.constants is None else len(program.constants)
-            raise AnyformerError(f"a program of this simulator holds {described} constants, got {got}; compile it again")
         valid = torch.ones(batch, n) if ctx.mask is None else ctx.mask
         parts = [
             F.pad(x.double(), (0, 0, 0, recipe.length - n)).flatten(1),
-            program.constants.double().expand(batch, -1),
+            self._constants(program).double().expand(batch, -1),
             F.pad(valid.double(), (0, recipe.length - n)),
         ]
         found = torch.cat(parts, 1)
@@ -435,8 +441,7 @@ def _bias(stage: Stage, like: Tensor) -> Float[Tensor, "D"]:
 def _factored(op: Attention, a: Float[Tensor, "heads D D"]) -> tuple[Attention, Float[Tensor, "D reads"]]:
     """A bank of attention whose scores are ``x A_h x^T``, and its probes."""
     u, s, vh = torch.linalg.svd(a.double())
-    noise = 1e3 * torch.finfo(a.dtype).eps
-    if a.shape[1] > op.head_dim and bool((s[:, op.head_dim] > noise * s[:, 0]).any()):  # a learned program may use all of A
+    if a.shape[1] > op.head_dim and bool((s[:, op.head_dim] > NOISE * s[:, 0]).any()):  # a learned program may use all of A
         op = replace(op, head_dim=a.shape[1], scale=None)
     scale = op.head_dim**-0.5 if op.scale is None else op.scale
     own, kept = a.new_zeros(a.shape[1], op.heads, 2, op.head_dim), min(op.head_dim, a.shape[1])
