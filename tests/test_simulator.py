@@ -272,16 +272,16 @@ def test_matrices_that_describe_no_layer_of_the_class(layer, change, message):
         layer.encode({name: torch.ones(shape) for name, shape in layer.matrices.items()} | change)
 
 
-@pytest.mark.parametrize("causal", [False, True])
-def test_padding_is_masked_wherever_it_is(causal):
+@pytest.mark.parametrize(("causal", "valid"), [(False, [0, 1, 1]), (True, [0, 1, 1]), (True, [1, 0, 1])])
+def test_padding_is_masked_wherever_it_is(causal, valid):
     layer = Layer(3, 2, 2, causal=causal, padding=True)
-    matrices = draw(layer) | {"valid": torch.tensor([[0, 1, 1]])}
-    found, keys = AttentionSimulator.for_layer(layer)(matrices), slice(1, 3)
+    matrices = draw(layer) | {"valid": torch.tensor([valid])}
+    found, keys = AttentionSimulator.for_layer(layer)(matrices), torch.tensor(valid).bool()
     real = {name: matrices[name] for name in ("A0", "V0")} | {"X": matrices["X"][keys]}
     torch.testing.assert_close(found, reference(layer, matrices), rtol=1e-10, atol=1e-10, equal_nan=True)
     without = reference(Layer(2, 2, 2, causal=causal), real)
     torch.testing.assert_close(found[keys], without, rtol=1e-10, atol=1e-10)
-    assert bool(found[0].isnan().all()) == causal  # a row that sees no key has no value
+    assert bool(found[0].isnan().all()) == (causal and not valid[0])  # a row that sees no key has no value
 
 
 @pytest.mark.parametrize(("version", "error"), [("compact", 1e-6), ("soft", 1e-4)])
@@ -329,6 +329,7 @@ def test_simulates_multi_head_attention(version, causal):
     torch.manual_seed(0)
     module = nn.MultiheadAttention(4, 2, batch_first=True, dtype=torch.float64)
     nn.init.normal_(module.in_proj_bias)
+    nn.init.normal_(module.out_proj.bias)
     x = torch.randn(3, 4, dtype=torch.float64)
     layer, matrices = described(module, x, causal=causal)
     mask = nn.Transformer.generate_square_subsequent_mask(3, dtype=torch.float64) if causal else None
@@ -339,10 +340,9 @@ def test_simulates_multi_head_attention(version, causal):
 @pytest.mark.parametrize("norm", ["pre", "post"])
 def test_simulates_a_whole_encoder_layer(norm):
     torch.manual_seed(1)
-    module = nn.TransformerEncoderLayer(4, 2, 3, 0.0, batch_first=True, norm_first=norm == "pre", dtype=torch.float64).eval()
-    for part in (module.norm1, module.norm2):
-        nn.init.normal_(part.weight)
-        nn.init.normal_(part.bias)
+    module = encoder(norm_first=norm == "pre", layer_norm_eps=0.1)
+    for parameter in module.parameters():
+        nn.init.normal_(parameter)
     x = torch.randn(2, 4, dtype=torch.float64)
     layer, matrices = described(module, x)
     found = AttentionSimulator.for_layer(layer)(matrices)
