@@ -385,11 +385,10 @@ def test_the_input_of_a_described_module(x):
         described(encoder(), x)
 
 
-@pytest.mark.parametrize("activation", [nn.ReLU(), torch.relu, nn.functional.relu])
-def test_every_relu_and_a_norm_without_weights_are_described(activation):
-    module = norms(
-        encoder(activation=activation, batch_first=False), *(nn.LayerNorm(4, elementwise_affine=False) for _ in range(2))
-    )
+@pytest.mark.parametrize("norm", [lambda: nn.LayerNorm(4, elementwise_affine=False), nn.Identity], ids=["plain", "none"])
+@pytest.mark.parametrize("activation", [nn.ReLU(), torch.relu, nn.functional.relu], ids=["module", "torch", "functional"])
+def test_every_relu_and_norms_without_weights_are_described(activation, norm):
+    module = norms(encoder(activation=activation, batch_first=False), norm(), norm())
     x = torch.randn(2, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     layer, matrices = described(module, x)
     wanted = module(x[:, None])[:, 0].detach()  # torch's fast path, with the batch first, needs the norm's weights

@@ -336,13 +336,12 @@ def _foreign(module: nn.MultiheadAttention | nn.TransformerEncoderLayer) -> Iter
         same |= {"norm_first": encoder.norm_first, "layer_norm_eps": getattr(norms[0], "eps", 1e-5)}
         made = nn.ReLU() if isinstance(activation, nn.Module) else activation
         plain = nn.TransformerEncoderLayer(d, heads, encoder.linear1.out_features, attention.dropout, made, **same)
-        if all(type(norm) is nn.Identity for norm in norms):
-            plain.norm1, plain.norm2 = nn.Identity(), nn.Identity()
         for name, norm in zip(("norm1", "norm2"), norms, strict=True):
-            if isinstance(norm, nn.LayerNorm):
-                plain_norm: Any = getattr(plain, name)
+            if all(type(norm) is nn.Identity for norm in norms):
+                setattr(plain, name, nn.Identity())
+            elif isinstance(norm, nn.LayerNorm):
                 kept = {"elementwise_affine": norm.elementwise_affine, "bias": norm.bias is not None, "device": "meta"}
-                setattr(plain, name, nn.LayerNorm(d, getattr(plain_norm, "eps", norm.eps), **kept))
+                setattr(plain, name, nn.LayerNorm(d, same["layer_norm_eps"], **kept))
     yield from structure_problems(module, plain)
     for name, part in module.named_modules():
         dropout = part.dropout if isinstance(part, nn.MultiheadAttention) else getattr(part, "p", 0.0)
