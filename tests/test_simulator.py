@@ -248,6 +248,7 @@ def test_a_smaller_layer_keeps_its_scale_and_its_heads_in_the_output_projection(
     matrices = draw(small)
     found = AttentionSimulator.for_layer(large)(matrices)
     torch.testing.assert_close(found[: small.n, : small.outputs], reference(small, matrices), rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(reference(large, matrices), reference(small, matrices), rtol=0, atol=0)
 
 
 ENCODER = Layer(3, 2, 2, 1, 2, "separate", output=True, residual=True, feed_forward=1, norm="post", padding=True)
@@ -654,7 +655,7 @@ def test_the_table_of_the_simulator(tmp_path, monkeypatch):
 
 
 def test_random_programs_by_command(tmp_path):
-    result = run_random_programs(tmp_path, 8, 3, "the command")
+    result = run_random_programs(tmp_path, 4, 3, "the command")
     assert [f["mismatches"] for f in result["fragments"]] == [[], []]
-    assert sum(f["programs"] for f in result["fragments"]) == 8
-    assert "| categorical | 4 |" in (tmp_path / "rasp-programs.md").read_text()
+    assert sum(f["programs"] for f in result["fragments"]) == 4
+    assert "| categorical | 2 |" in (tmp_path / "rasp-programs.md").read_text()

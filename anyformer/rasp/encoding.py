@@ -169,6 +169,8 @@ class Layer:
             if name in matrices and tuple(matrices[name].shape) != shape:
                 sizes = ", ".join(f"{k} = {getattr(small, k)}" for k in ("n", "d", "d_v", "d_k") if getattr(small, k) is not None)
                 raise AnyformerError(f"{name} must have shape {shape} in a layer of {sizes}, got {tuple(matrices[name].shape)}")
+        if "valid" in matrices:
+            _require_valid(matrices["valid"])
         return small
 
     def encode(self, matrices: Mapping[str, Tensor]) -> list[float]:
@@ -181,8 +183,6 @@ class Layer:
         for name, (rows, columns) in self.matrices.items():
             padded = torch.zeros(rows, columns, dtype=torch.float64)
             value = matrices[name].detach().double() if name in matrices else torch.ones(1, small.n)
-            if name == "valid":
-                _require_valid(value)
             if name.startswith(("W_Q", "b_Q", "A")):
                 value = larger * value
             if name == "W_O":
@@ -230,7 +230,9 @@ def _require_valid(valid: Tensor) -> None:
 
 
 def reference(layer: Layer, matrices: Mapping[str, Tensor]) -> Float[Tensor, "n outputs"]:
-    """The layer's output by ``scaled_dot_product_attention`` in float64: what a simulator must give (NaN in a row without keys)."""
+    """The layer's output by ``scaled_dot_product_attention`` in float64: what a simulator must give (NaN in a row without keys). Of a
+    smaller layer, :meth:`Layer.smaller`, the smaller output."""
+    layer = layer.smaller(matrices)
     m = {name: torch.as_tensor(value).double() for name, value in matrices.items()}
     x = m["X"]
     n, d = x.shape
