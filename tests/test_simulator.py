@@ -285,6 +285,19 @@ def test_padding_is_masked_wherever_it_is(causal, valid):
     assert bool(found[0].isnan().all()) == (causal and not valid[0])  # a row that sees no key has no value
 
 
+@pytest.mark.parametrize("version", ["compact", "soft", "paper"])
+def test_padding_of_the_largest_score_is_masked_before_the_smallest(version):
+    layer = Layer(2, 1, 1, padding=True)
+    matrices = {
+        "X": torch.tensor([[1.0], [-1.0]]),
+        "A0": torch.tensor([[5.0]]),
+        "V0": torch.ones(1, 1),
+        "valid": torch.tensor([[0, 1]]),
+    }
+    found = AttentionSimulator.for_layer(layer, version, logits=5.0)(matrices)
+    torch.testing.assert_close(found, torch.tensor([[-1.0], [-1.0]], dtype=torch.float64), rtol=0, atol=1e-12)
+
+
 @pytest.mark.parametrize(("version", "error"), [("compact", 1e-6), ("soft", 1e-4)])
 def test_a_mask_takes_no_digits_from_float32(version, error):
     layer = Layer(3, 2, 2, padding=True)
