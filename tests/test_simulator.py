@@ -17,7 +17,7 @@ from anyformer.cli import main
 from anyformer.errors import AnyformerError
 from anyformer.experiments import simulator as experiment
 from anyformer.experiments.random_programs import run_random_programs
-from anyformer.maps import DenseMap, IdentityMap
+from anyformer.maps import ConstantMap, DenseMap, IdentityMap
 from anyformer.network import Branch, Network, Stage
 from anyformer.operators import Attention, Bidirectional, Causal, Identity
 from anyformer.rasp import Reals, interpret
@@ -254,6 +254,7 @@ def test_a_smaller_layer_keeps_its_scale_and_its_heads_in_the_output_projection(
 ENCODER = Layer(3, 2, 2, 1, 2, "separate", output=True, residual=True, feed_forward=1, norm="post", padding=True)
 
 
+@pytest.mark.usefixtures("as_shipped")
 @pytest.mark.parametrize(
     ("layer", "change", "message"),
     [
@@ -317,6 +318,7 @@ def test_logits_and_bound_are_what_was_asked_for(version):
     torch.testing.assert_close(single(matrices), reference(layer, matrices), rtol=1e-3, atol=1e-3)
 
 
+@pytest.mark.usefixtures("as_shipped")
 @pytest.mark.parametrize(
     ("call", "message"),
     [
@@ -393,6 +395,7 @@ def test_modules_that_compute_something_else_are_not_described(make, message):
         described(make(), torch.zeros(2, 4))
 
 
+@pytest.mark.usefixtures("as_shipped")
 @pytest.mark.parametrize("x", [torch.zeros(3, 3), torch.zeros(1, 3, 4), torch.zeros(0, 4), [[0.0] * 4], torch.zeros(2, 4) * 1j])
 def test_the_input_of_a_described_module(x):
     with pytest.raises(AnyformerError, match=r"x must be a tensor of real numbers of shape \(n, 4\), n >= 1, got a "):
@@ -431,6 +434,7 @@ def test_vectors_of_the_published_demo():
         torch.testing.assert_close(found, torch.tensor(wanted, dtype=torch.float64), rtol=0, atol=6e-9)
 
 
+@pytest.mark.usefixtures("as_shipped")
 @pytest.mark.parametrize(
     ("make", "message"),
     [
@@ -571,19 +575,48 @@ def network_of(*banks):
     branches = [
         Branch(Identity(), None, IdentityMap(3))
         if bank is None
-        else Branch(Attention(heads=bank[1], head_dim=2, mask=bank[0]), draw(3, 4 * bank[1]), DenseMap(draw(bank[1], 3, 3)))
+        else Branch(
+            Attention(heads=bank[1], head_dim=2, mask=bank[0], scale=0.3), draw(3, 4 * bank[1]), DenseMap(draw(bank[1], 3, 3))
+        )
         for bank in banks
     ]
     return Network(draw(4, 3), (Stage(tuple(branches)),))
 
 
+TOKENS = torch.tensor([[0, 3, 1]])
+
+
+def test_the_bias_of_a_stage_is_the_sum_of_what_its_branches_add():
+    plain = network_of((Causal(), 1))
+    row = torch.tensor([[0.5, -1.0, 0.0]], dtype=torch.float64)
+    carried = Branch(Identity(), None, ConstantMap(3, row, torch.tensor([3.0], dtype=torch.float64)))
+    shifted = Branch(Identity(), None, IdentityMap(3, 2 * row[0]))
+    embedding = torch.cat([plain.embedding[:, :2], torch.ones(4, 1, dtype=torch.float64)], 1)
+    network = Network(embedding, (Stage((shifted, carried, *plain.stages[0].branches)),), constant=True)
+    machine = af.SequenceSimulator.for_class(network, length=3)
+    torch.testing.assert_close(machine(TOKENS, af.compile(network, machine)), network.run(TOKENS), rtol=1e-10, atol=1e-10)
+
+
+def test_scores_and_features_beyond_the_bounds_of_a_sequence_simulator_are_errors():
+    ones = torch.ones(2, 1, dtype=torch.float64)
+    heads = Branch(
+        Attention(heads=5, head_dim=1), torch.ones(1, 10, dtype=torch.float64), DenseMap(ones[:1].expand(5, 1, 1).clone())
+    )
+    network = Network(ones, (Stage((heads,)),))  # scores of 1, and 5 after the stage
+    for options in ({"bound": 1.0}, {"bound": 10.0, "logits": 0.5}):
+        machine = af.SequenceSimulator.for_class(network, length=2, **options)
+        with pytest.raises(AnyformerError, match="beyond the bounds of this simulator"):
+            machine(TOKENS[:, :1], af.compile(network, machine))
+
+
 def test_several_banks_of_one_stage():
     network, patterns = network_of((Causal(), 1), None, (Causal(), 2)), []
     machine = af.SequenceSimulator.for_class(network, length=3)
-    trace = machine.trace(torch.tensor([[0, 3, 1]]), af.compile(network, machine))
-    torch.testing.assert_close(trace.logits, network.run(torch.tensor([[0, 3, 1]]), patterns=patterns), rtol=1e-10, atol=1e-10)
+    trace = machine.trace(TOKENS, af.compile(network, machine))
+    torch.testing.assert_close(trace.logits, network.run(TOKENS, patterns=patterns), rtol=1e-10, atol=1e-10)
     for found, wanted in zip(trace.patterns, patterns, strict=True):
         torch.testing.assert_close(found, wanted, rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(af.specialize(af.compile(network, machine))(TOKENS), network.run(TOKENS), rtol=1e-9, atol=1e-9)
     for banks, message in (
         ([(Causal(), 1), (Bidirectional(), 1)], "stage 1 has heads with different masks"),
         ([None, None, (Causal(), 1)], "stage 1 has 2 residual branches"),
