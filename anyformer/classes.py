@@ -143,9 +143,9 @@ class NetworkClass(Spec):
 
     def __post_init__(self) -> None:
         require_size("NetworkClass", "outputs", self.outputs)
-        for name in ("features", "vocab", "max_positions"):
+        for name, least in (("features", 1 - self.constant), ("vocab", 1), ("max_positions", 1)):
             if getattr(self, name) is not None:
-                require_size("NetworkClass", name, getattr(self, name))
+                require_size("NetworkClass", name, getattr(self, name), least)
         if not all(isinstance(s, StageClass) for s in self.stages):
             raise AnyformerError("NetworkClass: stages must be a tuple of StageClass")
 

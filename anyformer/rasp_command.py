@@ -23,8 +23,7 @@ def rasp(options: Rasp) -> tuple[dict[str, Any], int]:
     if options.file is None:
         if options.as_json or options.name is not None:
             raise AnyformerError("rasp: --json and --name need a FILE; without one there is a prompt")
-        prompt(given)
-        return {}, 0
+        return {}, prompt(given)
     environment = load_rasp(options.file)
     program = chosen(environment, options.name)
     tokens = environment.example if given is None else given
@@ -50,7 +49,22 @@ def _compiled(options: Rasp, program: Sequence | Selector, tokens: list[Any]) ->
     if not isinstance(program, Sequence):
         raise AnyformerError("rasp: --compiled needs a sequence; a selector alone is no output, aggregate it")
     length = len(tokens) if options.max_length is None else options.max_length
-    return compile(program, _vocabulary(options.vocab, tokens), length, mode=options.mode)
+    vocabulary = _vocabulary(options.vocab, tokens)
+    if not isinstance(vocabulary, Reals):
+        _require_kinds(vocabulary, tokens)
+    return compile(program, vocabulary, length, mode=options.mode)
+
+
+def _require_kinds(vocabulary: list[Any], tokens: list[Any]) -> None:
+    """Raise where a token equals a word of the vocabulary but is a Boolean and that a number, or the other way round: they mean the same to
+    a table, and differ in what is shown."""
+    words = {word: word for word in vocabulary}
+    for token in tokens:
+        word = words.get(token, token)
+        if isinstance(word, bool) != isinstance(token, bool):
+            raise AnyformerError(
+                f"rasp: the input holds {token!r} where the vocabulary has {word!r}; write both as Booleans (True,False) or as numbers (1,0)"
+            )
 
 
 def _vocabulary(said: str | None, tokens: list[Any]) -> list[Any] | Reals:

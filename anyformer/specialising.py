@@ -124,4 +124,6 @@ def network_of(program: Program, cutoff: float | None = None) -> Network:
 def _samples(program: Program, sequences: int, length: int) -> Tensor:
     if program.positions is not None:
         length = min(length, program.positions.shape[0])
+    longest = program.machine().longest
+    length = length if longest is None else min(length, longest)
     return torch.from_numpy(philox.integers(0, 0, (sequences, length), program.vocab))

@@ -212,7 +212,8 @@ UNUSABLE: list[tuple[dict[str, Any], str]] = [
     ({"causal": True}, "causal must be one of"),
     ({"attention": "soft"}, "attention must be one of"),
     ({"dtype": "float16"}, "dtype must be one of"),
-    ({"tolerance": 0}, "tolerance must be positive"),
+    ({"tolerance": 0}, "tolerance must be a finite number >= 1e-15, got 0"),
+    ({"max_length": 10**8}, "max_length must be at most 131,072 tokens, got 100,000,000"),
     ({"tolerance": math.nan}, "tolerance must be a finite number"),
 ]
 

@@ -13,6 +13,7 @@ from anyformer import rasp
 from anyformer.cli import main
 from anyformer.errors import AnyformerError
 from anyformer.rasp import Environment, RaspError, load_rasp, run_rasp
+from anyformer.rasp.language import display
 from anyformer.rasp.language.environment import read_input
 from anyformer.rasp.language.parser import parse
 from anyformer.rasp.language.prompt import Prompt
@@ -420,6 +421,12 @@ def test_the_command_runs_files(capsys: pytest.CaptureFixture[str], tmp_path: Pa
             r"^anyformer: 'revers', line 1, column 1: there is no 'revers' here; did you mean 'reverse'",
         ),
         ((reverse, "--input", "a", "--name", "1 +"), r"'1 \+', line 1, column 4: the text ends here, but a value is expected"),
+        (
+            (reverse, "--input", "1,0", "--compiled", "--vocab", "True,False"),
+            r"the input holds 1 where the vocabulary has True; write both as Booleans \(True,False\) or as numbers \(1,0\)",
+        ),
+        ((reverse, "--input", "True,False", "--compiled", "--vocab", "1,0"), r"the input holds True where the vocabulary has 1"),
+        ((reverse, "--input", "ab", "--compiled", "--max-length", 10**8), r"max_length must be at most 131,072 tokens"),
         ((reverse, "--input", ""), r"an input needs at least one token"),
         ((tmp_path / "none.rasp", "--input", "a"), r"No such file"),
         ((tmp_path, "--input", "a"), r"Is a directory"),
@@ -433,7 +440,7 @@ def test_the_prompt_through_a_pipe(capsys: pytest.CaptureFixture[str], monkeypat
     text = "indices + 1;\ndef f(x) {\n  return x;\n}\nf(\n2);\nindices + full_s;\nf;\n1 +"
     monkeypatch.setattr("sys.stdin", io.StringIO(text))
     code, out, err = call(capsys, "--input", "ab")
-    assert (code, err) == (0, "") and out.splitlines() == [
+    assert (code, err) == (2, "") and out.splitlines() == [
         'out("ab") = [1, 2]',
         "function f(x)",
         "out = 2",
@@ -445,6 +452,29 @@ def test_the_prompt_through_a_pipe(capsys: pytest.CaptureFixture[str], monkeypat
         "   ^",
         "error: line 9, column 4: the text ends here, but a value is expected",
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("text, code", [("1;\nexit;\n", 0), ("foo;\n", 2), ("1;\n1 +", 2), ("tokens_int;\n1;\n", 2)])
+def test_a_pipe_with_errors_exits_with_code_2(
+    text: str, code: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO(text))
+    assert call(capsys)[0] == code
+
+
+def test_a_sequence_of_the_language_itself_fails_where_it_is_asked_for() -> None:
+    assert converse("x = 1;", "y = tokens_int;")[1:3] == ["y = tokens_int;", "    ^"]
+    with pytest.raises(RaspError, match=r"^line 2, column 1: int\('a'\) raises"):
+        run_rasp("1;\ntokens_int;", "a")
+    with pytest.raises(RaspError, match=r"^'tokens_int', line 1, column 1: int\('a'\) raises"):
+        run_rasp("1;", "a", "tokens_int")
+
+
+def test_a_list_of_lists_is_shown_up_to_a_stated_length() -> None:
+    wide = converse("x = [1];", "for i in range(40) { x = [x, x]; }", "x;")[-1]
+    deep = converse("x = [1];", "for i in range(100000) { x = [x]; }", "x;")[-1]
+    assert wide.endswith("...") and len(wide) < 10 * display.MOST_PIECES and deep == f"x = {'[' * 100001}1{']' * 100001}"
+    assert converse('[{1: "a", 2: [0.5]}, []];') == ['out = [{1: "a", 2: [0.5]}, []]']
 
 
 def converse(*lines: str | type[BaseException]) -> list[str]:

@@ -34,6 +34,18 @@ def test_the_machine_runs_the_program(name: str, tmp_path: Path) -> None:
         assert program.decode(machine(program.encode([tokens]), embedding)[0]) == rasp.interpret(EXAMPLES[name][0], tokens)
 
 
+@pytest.mark.parametrize("program", [rasp.tokens == rasp.tokens, rasp.lift(3), rasp.indices * 0], ids=str)
+def test_a_program_that_is_constant_is_a_program(program: rasp.Sequence, tmp_path: Path) -> None:
+    """Its network has no feature but the constant one."""
+    constant = rasp.compile(program, "ab", 3)
+    constant.save(tmp_path / "compiled")
+    wanted = rasp.interpret(program, "ab")
+    assert rasp.load(tmp_path / "compiled")("ab") == constant("ab") == wanted
+    machine = af.StoredProgram.for_class(constant.network)
+    af.compile(constant.network, machine).save(tmp_path / "stored")
+    assert constant.decode(machine(constant.encode(["ab"]), af.load(tmp_path / "stored"))[0]) == wanted
+
+
 def test_one_machine_runs_many_programs() -> None:
     """Programs that count different things are two embeddings of one machine, in one batch; a smaller program runs there too."""
     counts = {x: rasp.compile(rasp.selector_width(rasp.select(rasp.tokens, x, rasp.EQ)), "abc", 6) for x in "bc"}

@@ -1,6 +1,10 @@
 """The linear algebra of sequences and the universal simulator of attention, against NumPy and torch's own attention in float64."""
 
+import functools
 import itertools
+import json
+import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -9,9 +13,13 @@ from torch import nn
 
 import anyformer as af
 from anyformer import rasp
+from anyformer.cli import main
 from anyformer.errors import AnyformerError
 from anyformer.experiments import random_programs
 from anyformer.experiments import simulator as experiment
+from anyformer.maps import ConstantMap, DenseMap, IdentityMap
+from anyformer.network import Branch, Network, Stage
+from anyformer.operators import Attention, Bidirectional, Causal, Identity
 from anyformer.rasp import Reals, interpret
 from anyformer.rasp.encoding import Layer, described, reference
 from anyformer.rasp.linear_algebra import (
@@ -213,7 +221,7 @@ def test_a_logit_beyond_its_bound_is_an_error_not_an_answer():
     layer = Layer(2, 1, 1)
     simulator = AttentionSimulator.for_layer(layer, logits=5.0)
     matrices = {"X": torch.tensor([[3.0], [1.0]]), "A0": torch.tensor([[1.0]]), "V0": torch.tensor([[1.0]])}
-    with pytest.raises(AnyformerError, match="has no value on this input"):
+    with pytest.raises(AnyformerError, match="beyond this simulator's logits of 5; make one with larger logits"):
         simulator(matrices)
 
 
@@ -226,12 +234,118 @@ def test_a_smaller_layer_runs_on_a_larger_simulator(version):
     assert found[:3, 2].abs().max() < 1e-10
 
 
+SMALLER = [
+    (Layer(3, 3, 3, scaled=True, padding=True), Layer(2, 2, 2, scaled=True)),
+    (
+        Layer(3, 3, 3, 2, 3, "separate", biases=True, output=True, residual=True, feed_forward=3, scaled=True, padding=True),
+        Layer(2, 2, 1, 2, 2, "separate", biases=True, output=True, residual=True, feed_forward=1, scaled=True),
+    ),
+]
+
+
+@pytest.mark.parametrize(("large", "small"), SMALLER)
+def test_a_smaller_layer_keeps_its_scale_and_its_heads_in_the_output_projection(large, small):
+    matrices = draw(small)
+    found = AttentionSimulator.for_layer(large)(matrices)
+    torch.testing.assert_close(found[: small.n, : small.outputs], reference(small, matrices), rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(reference(large, matrices), reference(small, matrices), rtol=0, atol=0)
+
+
+ENCODER = Layer(3, 2, 2, 1, 2, "separate", output=True, residual=True, feed_forward=1, norm="post", padding=True)
+
+
+@pytest.mark.usefixtures("as_shipped")
+@pytest.mark.parametrize(
+    ("layer", "change", "message"),
+    [
+        (ENCODER, {"X": torch.ones(3, 1)}, r"X must have 2 columns, got 1: a LayerNorm averages over all of them"),
+        (Layer(2, 3, 1), {"A0": torch.ones(2, 2)}, r"A0 must have shape \(3, 3\) in a layer of n = 2, d = 3, d_v = 1, got \(2, 2\)"),
+        (Layer(2, 1, 1), {"X": torch.ones(2, 1, dtype=torch.complex128)}, "real numbers .* got a cpu tensor of torch.complex"),
+        (Layer(2, 1, 1), {"X": [[1.0], [2.0]]}, r"X must be a tensor of real numbers of shape \(2, 1\), got a list"),
+        (Layer(2, 1, 1, padding=True), {"X": torch.ones(0, 1)}, r"at most shape \(2, 1\) and not be empty, got \(0, 1\)"),
+        *(
+            (Layer(3, 1, 1, padding=True), {"valid": torch.tensor([valid])}, "valid must hold 1 for real tokens and 0 for padding")
+            for valid in ([1.0, 7.0, 1.0], [1.0, 1.001, 1.0], [1.0, 0.5, 1.0], [1.0, -1.0, 1.0], [0.0, 0.0, 0.0])
+        ),
+    ],
+)  # fmt: skip
+def test_matrices_that_describe_no_layer_of_the_class(layer, change, message):
+    with pytest.raises(AnyformerError, match=message):
+        layer.encode({name: torch.ones(shape) for name, shape in layer.matrices.items()} | change)
+
+
+@pytest.mark.parametrize(("causal", "valid"), [(False, [0, 1, 1]), (True, [0, 1, 1]), (True, [1, 0, 1])])
+def test_padding_is_masked_wherever_it_is(causal, valid):
+    layer = Layer(3, 2, 2, causal=causal, padding=True)
+    matrices = draw(layer) | {"valid": torch.tensor([valid])}
+    found, keys = AttentionSimulator.for_layer(layer)(matrices), torch.tensor(valid).bool()
+    real = {name: matrices[name] for name in ("A0", "V0")} | {"X": matrices["X"][keys]}
+    torch.testing.assert_close(found, reference(layer, matrices), rtol=1e-10, atol=1e-10, equal_nan=True)
+    without = reference(Layer(2, 2, 2, causal=causal), real)
+    torch.testing.assert_close(found[keys], without, rtol=1e-10, atol=1e-10)
+    assert bool(found[0].isnan().all()) == (causal and not valid[0])  # a row that sees no key has no value
+
+
+@pytest.mark.parametrize("version", ["compact", "soft", "paper"])
+def test_padding_of_the_largest_score_is_masked_before_the_smallest(version):
+    layer = Layer(2, 1, 1, padding=True)
+    matrices = {
+        "X": torch.tensor([[1.0], [-1.0]]),
+        "A0": torch.tensor([[5.0]]),
+        "V0": torch.ones(1, 1),
+        "valid": torch.tensor([[0, 1]]),
+    }
+    found = AttentionSimulator.for_layer(layer, version, logits=5.0)(matrices)
+    torch.testing.assert_close(found, torch.tensor([[-1.0], [-1.0]], dtype=torch.float64), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize(("version", "error"), [("compact", 1e-6), ("soft", 1e-4)])
+def test_a_mask_takes_no_digits_from_float32(version, error):
+    layer = Layer(3, 2, 2, padding=True)
+    matrices = draw(layer)
+    single = AttentionSimulator.for_layer(layer, version, dtype="float32")
+    assert float((single(matrices) - reference(layer, matrices)).abs().max()) < error
+
+
+@pytest.mark.parametrize("version", ["compact", "paper"])
+def test_logits_and_bound_are_what_was_asked_for(version):
+    layer = Layer(3, 2, 2)
+    matrices = draw(layer) | {"X": torch.tensor([[1e3, 0.0], [-1e3, 0.3], [0.2, 0.8]]), "A0": torch.eye(2)}
+    simulator = AttentionSimulator.for_layer(layer, version, bound=2e6, logits=3e6)
+    torch.testing.assert_close(simulator(matrices), reference(layer, matrices), rtol=1e-9, atol=1e-9)
+    single = AttentionSimulator.for_layer(layer, version, logits=1e4, dtype="float32")
+    matrices["X"] = matrices["X"].clamp(-100, 100)
+    torch.testing.assert_close(single(matrices), reference(layer, matrices), rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.usefixtures("as_shipped")
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda s: s({"X": [[0.0]], "A0": torch.ones(1, 1), "V0": torch.ones(1, 1)}), "X must be a tensor of real numbers"),
+        (lambda s: s(None), "a layer is described by a dict of matrices, X, A0, V0; got a NoneType"),
+        (lambda s: s([1]), "got a list"),
+        (lambda s: s.batch(3), "a list of layers is needed"),
+        (
+            lambda s: s({"X": torch.ones(2, 1), "A0": torch.tensor([[float("nan")]]), "V0": torch.ones(1, 1)}),
+            r"A0\[0, 0\] must be a number in \[-100, 100\], got nan; make a simulator with a larger bound",
+        ),
+    ],
+)
+def test_what_a_simulator_refuses_to_run(call, message):
+    simulator = AttentionSimulator.for_layer(Layer(2, 1, 1))
+    assert simulator.batch([]).shape == (0, 2, 1)
+    with pytest.raises(AnyformerError, match=message):
+        call(simulator)
+
+
 @pytest.mark.parametrize("version", ["compact", "soft"])
 @pytest.mark.parametrize("causal", [False, True])
 def test_simulates_multi_head_attention(version, causal):
     torch.manual_seed(0)
     module = nn.MultiheadAttention(4, 2, batch_first=True, dtype=torch.float64)
     nn.init.normal_(module.in_proj_bias)
+    nn.init.normal_(module.out_proj.bias)
     x = torch.randn(3, 4, dtype=torch.float64)
     layer, matrices = described(module, x, causal=causal)
     mask = nn.Transformer.generate_square_subsequent_mask(3, dtype=torch.float64) if causal else None
@@ -242,15 +356,60 @@ def test_simulates_multi_head_attention(version, causal):
 @pytest.mark.parametrize("norm", ["pre", "post"])
 def test_simulates_a_whole_encoder_layer(norm):
     torch.manual_seed(1)
-    module = nn.TransformerEncoderLayer(4, 2, 3, 0.0, batch_first=True, norm_first=norm == "pre", dtype=torch.float64).eval()
-    for part in (module.norm1, module.norm2):
-        nn.init.normal_(part.weight)
-        nn.init.normal_(part.bias)
+    module = encoder(norm_first=norm == "pre", layer_norm_eps=0.1)
+    for parameter in module.parameters():
+        nn.init.normal_(parameter)
     x = torch.randn(2, 4, dtype=torch.float64)
     layer, matrices = described(module, x)
     found = AttentionSimulator.for_layer(layer)(matrices)
     with torch.no_grad():
         torch.testing.assert_close(found, module(x[None])[0], rtol=1e-10, atol=1e-10)
+
+
+def encoder(**options):
+    made = nn.TransformerEncoderLayer(4, 2, 2, **({"dropout": 0.0, "batch_first": True, "dtype": torch.float64} | options))
+    return made.eval()
+
+
+def norms(module, one, other):
+    module.norm1, module.norm2 = one, other
+    return module
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: nn.MultiheadAttention(4, 2, add_zero_attn=True), "its add_zero_attn is True"),
+        (lambda: nn.MultiheadAttention(4, 2, add_bias_kv=True), "bias_k: a parameter that the configuration does not have"),
+        (lambda: nn.MultiheadAttention(4, 2, kdim=3), "kdim is 3"),
+        (lambda: norms(encoder(), nn.LayerNorm(4), nn.LayerNorm(4, eps=1e-3)), "norm2: its eps is 0.001"),
+        (lambda: norms(encoder(), nn.RMSNorm(4), nn.RMSNorm(4)), "norm1: a RMSNorm stands in place of LayerNorm"),
+        (lambda: norms(encoder(), nn.Identity(), nn.LayerNorm(4)), "norm1: a Identity stands in place of LayerNorm"),
+        (lambda: encoder(dropout=0.5).train(), r"dropout1: it drops 50% at random while it trains; call .eval\(\) first"),
+        (lambda: encoder(activation="gelu"), "its activation is gelu"),
+        (lambda: type("Own", (nn.MultiheadAttention,), {})(4, 2), "a Own stands in place of MultiheadAttention"),
+    ],
+)
+def test_modules_that_compute_something_else_are_not_described(make, message):
+    with pytest.raises(AnyformerError, match=message):
+        described(make(), torch.zeros(2, 4))
+
+
+@pytest.mark.usefixtures("as_shipped")
+@pytest.mark.parametrize("x", [torch.zeros(3, 3), torch.zeros(1, 3, 4), torch.zeros(0, 4), [[0.0] * 4], torch.zeros(2, 4) * 1j])
+def test_the_input_of_a_described_module(x):
+    with pytest.raises(AnyformerError, match=r"x must be a tensor of real numbers of shape \(n, 4\), n >= 1, got a "):
+        described(encoder(), x)
+
+
+@pytest.mark.parametrize("norm", [lambda: nn.LayerNorm(4, elementwise_affine=False), nn.Identity], ids=["plain", "none"])
+@pytest.mark.parametrize("activation", [nn.ReLU(), torch.relu, nn.functional.relu], ids=["module", "torch", "functional"])
+def test_every_relu_and_norms_without_weights_are_described(activation, norm):
+    module = norms(encoder(activation=activation, batch_first=False), norm(), norm())
+    x = torch.randn(2, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    layer, matrices = described(module, x)
+    wanted = module(x[:, None])[:, 0].detach()  # torch's fast path, with the batch first, needs the norm's weights
+    torch.testing.assert_close(reference(layer, matrices), wanted, rtol=1e-10, atol=1e-10)
 
 
 def test_float32_and_standard_mode():
@@ -275,6 +434,7 @@ def test_vectors_of_the_published_demo():
         torch.testing.assert_close(found, torch.tensor(wanted, dtype=torch.float64), rtol=0, atol=6e-9)
 
 
+@pytest.mark.usefixtures("as_shipped")
 @pytest.mark.parametrize(
     ("make", "message"),
     [
@@ -282,6 +442,7 @@ def test_vectors_of_the_published_demo():
         (lambda: Layer(2, 2, 2, projections="separate"), "d_k must be an integer >= 1"),
         (lambda: Layer(2, 2, 2, biases=True), "biases belong to separate projections"),
         (lambda: Layer(2, 2, 3, residual=True), "a residual needs outputs as wide as the input, got 3 and d = 2"),
+        (lambda: Layer(2, 2, 2, eps=0.0), "eps must be positive, got 0.0"),
         (lambda: Layer(2, 2, 2, norm="pre"), "a norm belongs to the whole encoder layer"),
         (lambda: Layer(2, 2, 2).encode({"X": torch.zeros(2, 2)}), "missing: A0, V0"),
         (
@@ -293,6 +454,27 @@ def test_vectors_of_the_published_demo():
             "must have 2 rows",
         ),
         (lambda: AttentionSimulator.for_layer(Layer(2, 2, 2), bound=float("inf")), "bound must be a finite number"),
+        (lambda: AttentionSimulator.for_layer(Layer(2, 2, 2), bound=-1), "bound must be positive, got -1"),
+        (lambda: AttentionSimulator.for_layer(Layer(2, 2, 2), logits=0), "logits must be positive, got 0"),
+        (lambda: AttentionSimulator.for_layer(3), "a Layer is needed, got 3"),
+        (
+            lambda: AttentionSimulator.for_layer(Layer(2, 2, 2), causal="dialect"),
+            r"no option causal.* a causal layer is Layer\(\.\.\., causal=True\)",
+        ),
+        (
+            lambda: AttentionSimulator.for_layer(Layer(2, 2, 2), max_length=9),
+            "takes no option max_length; it takes bound, logits, mode",
+        ),
+        (lambda: AttentionSimulator.for_layer(Layer(2, 2, 2), logits=1e7, dtype="float32"), "or dtype='float64'"),
+        (
+            lambda: AttentionSimulator.for_layer(Layer(40, 40, 40)),
+            "heads, each with a pattern of 4,800 x 4,800 tokens, are more than",
+        ),
+        (lambda: AttentionSimulator.for_layer(Layer(5, 4, 3), mode="standard", tolerance=1e-9), "choose one of at least 4e-08"),
+        (
+            lambda: AttentionSimulator.for_layer(Layer(5, 4, 3), mode="standard", tolerance=1e-300),
+            "tolerance must be a finite number >= 1e-15",
+        ),
         (lambda: described(nn.Linear(2, 2), torch.zeros(1, 2)), "nn.MultiheadAttention"),
     ],
 )
@@ -306,12 +488,18 @@ MACHINES = [
     (dict(heads=2, layers=2, head_dim=1, features=2, causal=True), {}),
     (dict(heads=2, layers=1, head_dim=2, features=3, residual=True, positions="learned", max_length=4), {}),
     (dict(heads=1, layers=3, head_dim=3, features=2, residual=True, causal=True), {}),
+    (dict(heads=2, layers=1, head_dim=1, features=2, residual=True, bias=True), {}),
+    (dict(heads=1, layers=2, head_dim=2, features=2, bias=True), {}),
 ]
 
 
 def target_of(config, seed=3):
     torch.manual_seed(seed)
-    return af.Transformer(af.TransformerConfig(vocab=4, **config)).double()
+    target = af.Transformer(af.TransformerConfig(vocab=4, **config)).double()
+    for name, parameter in target.named_parameters():
+        if "bias" in name:
+            nn.init.normal_(parameter)
+    return target
 
 
 @pytest.mark.parametrize("config, options", MACHINES)
@@ -355,7 +543,92 @@ def test_programs_of_the_sequence_simulator_are_programs(tmp_path):
     assert [b.what for b in machine.blocks()][-2:] == ["U", "valid"]
 
 
+@pytest.mark.parametrize(
+    ("config", "dtype", "error"),
+    [(MACHINES[1][0] | {"features": 3}, torch.float32, 1e-5), (MACHINES[4][0], torch.float64, 1e-9)],
+    ids=str,
+)
+def test_a_program_of_the_sequence_simulator_is_specialised_into_its_target(config, dtype, error):
+    target = target_of(config)
+    program = af.compile(target, af.SequenceSimulator.for_class(target, length=3), dtype=dtype)
+    module = af.specialize(program)
+    assert isinstance(module, af.Transformer) and module.config.head_dim == target.config.head_dim
+    tokens = torch.randint(4, (2, 9))  # longer than the simulator
+    torch.testing.assert_close(module(tokens).double(), target(tokens), rtol=error, atol=error)
+
+
+def test_a_learned_program_of_the_sequence_simulator_may_use_all_of_a():
+    """A_h of a compiled program has the rank of the head, that of a trained one any."""
+    target = target_of(MACHINES[1][0])
+    machine = af.SequenceSimulator.for_class(target, length=3)
+    program = af.compile(target, machine)
+    constants = torch.randn(len(program.constants), generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    learned = replace(program, constants=constants)
+    tokens = torch.tensor([[0, 3, 1]])
+    torch.testing.assert_close(af.specialize(learned)(tokens), machine(tokens, learned), rtol=1e-9, atol=1e-9)
+
+
+def network_of(*banks):
+    """One stage on three features: attention with a mask and so many heads, or the identity."""
+    g = torch.Generator().manual_seed(0)
+    draw = functools.partial(torch.randn, generator=g, dtype=torch.float64)
+    branches = [
+        Branch(Identity(), None, IdentityMap(3))
+        if bank is None
+        else Branch(
+            Attention(heads=bank[1], head_dim=2, mask=bank[0], scale=0.3), draw(3, 4 * bank[1]), DenseMap(draw(bank[1], 3, 3))
+        )
+        for bank in banks
+    ]
+    return Network(draw(4, 3), (Stage(tuple(branches)),))
+
+
+TOKENS = torch.tensor([[0, 3, 1]])
+
+
+def test_the_bias_of_a_stage_is_the_sum_of_what_its_branches_add():
+    plain = network_of((Causal(), 1))
+    row = torch.tensor([[0.5, -1.0, 0.0]], dtype=torch.float64)
+    carried = Branch(Identity(), None, ConstantMap(3, row, torch.tensor([3.0], dtype=torch.float64)))
+    shifted = Branch(Identity(), None, IdentityMap(3, 2 * row[0]))
+    embedding = torch.cat([plain.embedding[:, :2], torch.ones(4, 1, dtype=torch.float64)], 1)
+    network = Network(embedding, (Stage((shifted, carried, *plain.stages[0].branches)),), constant=True)
+    machine = af.SequenceSimulator.for_class(network, length=3)
+    torch.testing.assert_close(machine(TOKENS, af.compile(network, machine)), network.run(TOKENS), rtol=1e-10, atol=1e-10)
+
+
+def test_scores_and_features_beyond_the_bounds_of_a_sequence_simulator_are_errors():
+    ones = torch.ones(2, 1, dtype=torch.float64)
+    heads = Branch(
+        Attention(heads=5, head_dim=1), torch.ones(1, 10, dtype=torch.float64), DenseMap(ones[:1].expand(5, 1, 1).clone())
+    )
+    network = Network(ones, (Stage((heads,)),))  # scores of 1, and 5 after the stage
+    for options in ({"bound": 1.0}, {"bound": 10.0, "logits": 0.5}):
+        machine = af.SequenceSimulator.for_class(network, length=2, **options)
+        with pytest.raises(AnyformerError, match="beyond the bounds of this simulator"):
+            machine(TOKENS[:, :1], af.compile(network, machine))
+
+
+def test_several_banks_of_one_stage():
+    network, patterns = network_of((Causal(), 1), None, (Causal(), 2)), []
+    machine = af.SequenceSimulator.for_class(network, length=3)
+    trace = machine.trace(TOKENS, af.compile(network, machine))
+    torch.testing.assert_close(trace.logits, network.run(TOKENS, patterns=patterns), rtol=1e-10, atol=1e-10)
+    for found, wanted in zip(trace.patterns, patterns, strict=True):
+        torch.testing.assert_close(found, wanted, rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(af.specialize(af.compile(network, machine))(TOKENS), network.run(TOKENS), rtol=1e-9, atol=1e-9)
+    for banks, message in (
+        ([(Causal(), 1), (Bidirectional(), 1)], "stage 1 has heads with different masks"),
+        ([None, None, (Causal(), 1)], "stage 1 has 2 residual branches"),
+    ):
+        with pytest.raises(AnyformerError, match=message):
+            af.SequenceSimulator.for_class(network_of(*banks), length=3)
+
+
 def test_what_the_sequence_simulator_refuses():
+    large = af.SequenceSimulator.for_class(af.TransformerConfig(vocab=3, heads=4, layers=2, head_dim=8, features=64))
+    with pytest.raises(AnyformerError, match=r"sequence-simulator machine: about [0-9,]+ heads, each with a pattern of"):
+        _ = large.compiled
     with pytest.raises(AnyformerError, match=r"stage 1 has .* only softmax attention"):
         af.SequenceSimulator.for_class(af.TransformerConfig(vocab=3, heads=1, layers=1, head_dim=2, features=2, attention="hard"))
     with pytest.raises(AnyformerError, match="stage 2 is no attention"):
@@ -369,9 +642,38 @@ def test_what_the_sequence_simulator_refuses():
         machine(torch.zeros(1, 3, dtype=torch.long), program)
     with pytest.raises(AnyformerError, match="3 features, the machine has 2"):
         af.compile(target_of(MACHINES[0][0] | {"features": 3}), machine)
+    with pytest.raises(AnyformerError, match="holds 16 constants, got 15; compile it again"):
+        machine(
+            torch.zeros(1, 2, dtype=torch.long),
+            replace(program, constants=program.constants[:-1], constant_at=program.constant_at[:-1]),
+        )
     small = af.SequenceSimulator.for_class(target, length=2, bound=1e-3)
     with pytest.raises(AnyformerError, match="beyond this simulator's bound"):
         small(torch.zeros(1, 2, dtype=torch.long), af.compile(target, small))
+
+
+@pytest.mark.parametrize(
+    "options", [["--scale", "20"], ["--scale", "99", "--seed", "-1"], ["--scale", "10", "--dtype", "float32"]]
+)
+def test_the_command_simulates_layers_of_any_scale(options, capsys):
+    assert main(["simulate", "--n", "2", "--d", "1", "--dv", "1", "--json", *options]) == 0
+    assert json.loads(capsys.readouterr().out)["max_abs_error"] < 1e-2
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--scale", "100"], "--scale must be above 0 and below 100, got 100"),
+        (["--scale", "99", "--dtype", "float32"], "choose smaller ones or dtype='float64'"),
+        (["--seed", "9" * 23], "--seed must be an integer of at most 64 bits"),
+        (["--mode", "standard", "--tolerance", "1e-300"], "tolerance must be a finite number >= 1e-15"),
+        (["--n", "40", "--d", "40", "--dv", "40"], "heads, each with a pattern of 8,000 x 8,000 tokens"),
+        (["--n", "100000", "--d", "100000"], "tokens that describe such a layer needs"),
+    ],
+)
+def test_what_the_command_refuses_before_it_starts(options, message, capsys):
+    assert main(["simulate", *options]) == 2
+    assert re.search(message, capsys.readouterr().err)
 
 
 def test_the_cost_of_simulation_is_polynomial_where_the_path_tree_is_exponential():
@@ -399,7 +701,7 @@ def test_the_table_of_the_simulator(tmp_path, monkeypatch):
 
 
 def test_random_programs_by_command(tmp_path):
-    result = random_programs.run(tmp_path, 8, 3, "the command")
+    result = random_programs.run(tmp_path, 4, 3, "the command")
     assert [f["mismatches"] for f in result["fragments"]] == [[], []]
-    assert sum(f["programs"] for f in result["fragments"]) == 8
-    assert "| categorical | 4 |" in (tmp_path / "rasp-programs.md").read_text()
+    assert sum(f["programs"] for f in result["fragments"]) == 4
+    assert "| categorical | 2 |" in (tmp_path / "rasp-programs.md").read_text()

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import product as pairs
+from math import exp
 from typing import Any
 
 from anyformer.errors import AnyformerError, require_size
@@ -124,8 +125,27 @@ def row_groups(rows: int, columns: int, kept: Kept) -> tuple[int, ...]:
     return _grid(rows, columns, lambda i, j: i if kept(i, j) else -i - 2)
 
 
+@dataclass(frozen=True)
+class Gap:
+    """How far an entry lies below the maximum of its row: at most ``widest``. ``above`` is how far it may seem to lie above, since average-hard
+    attention averages all entries within its tie width of the maximum."""
+
+    widest: float = 1e6
+    above: float = 1.0
+
+    @property
+    def most(self) -> float:
+        """Of ``exp(entry - maximum)``, with room for rounding."""
+        return max(4.0, 2.0 * exp(self.above))
+
+
 def softmax_rows(
-    a: Matrix, *, kept: Kept = lambda i, j: True, head_per_row: bool = False, subtract_maximum: bool = True
+    a: Matrix,
+    *,
+    kept: Kept = lambda i, j: True,
+    head_per_row: bool = False,
+    subtract_maximum: bool = True,
+    gap: Gap = Gap(),
 ) -> Matrix:
     """``exp(a_ij) / sum_j exp(a_ij)`` over the kept entries of each row (Lemma 4): 2 layers with the row maximum subtracted, 1 after
     the exponential without.
@@ -143,19 +163,19 @@ def softmax_rows(
     if head_per_row:
         rows = [by_position(tuple(g if g == r else OUTSIDE for g in groups), OUTSIDE) for r in sorted(set(groups))]
         alike = [select(group, row, EQ) for row in rows] + [select(group, by_position((OUTSIDE,) * a.size, NOWHERE), EQ)]
-    weights = exponentials(a, alike) if subtract_maximum else apply("exp", assume(a.values, -300.0, 300.0))
+    weights = exponentials(a, alike, gap) if subtract_maximum else apply("exp", assume(a.values, -300.0, 300.0))
     mean: Any = sum((aggregate(rows, weights) for rows in alike[1:]), aggregate(alike[0], weights))
     mean = mean + by_position((0,) * a.size, 1)  # positions after the matrix: any number
     counts = _grid(a.rows, a.columns, lambda i, j: sum(kept(i, k) for k in range(a.columns)) if kept(i, j) else 0)
     part = by_position(tuple(1 / count if count else 0 for count in counts), 0)
-    low, high = (0.5 / a.columns, 4.0) if subtract_maximum else (1e-135, 1e135)
+    low, high = (0.5 / a.columns, gap.most) if subtract_maximum else (1e-135, 1e135)
     return Matrix(weights * part / assume(mean, low, high), a.rows, a.columns)
 
 
-def exponentials(a: Matrix, alike: list[Selector]) -> Sequence:
+def exponentials(a: Matrix, alike: list[Selector], gap: Gap) -> Sequence:
     """``exp(a_ij - max)`` with the maximum over the entries that one of the selectors ``alike`` selects."""
     best: Any = sum((maximum(rows, a.values) for rows in alike[1:]), maximum(alike[0], a.values))
-    return apply("exp", assume(a.values - apply("shift", best), -1e6, 1.0))
+    return apply("exp", assume(a.values - apply("shift", best), -gap.widest, gap.above))
 
 
 def layer_norm(a: Matrix, weight: Matrix, bias: Matrix, eps: float) -> Matrix:

@@ -1,6 +1,9 @@
 """The third universal machine: the sequence simulator. A target is written in extra tokens, one scalar each, beside its input.
 
-    tokens of the sequence:  X (n x D),  A and V of every head of every layer,  the read-out U (D x out),  valid (n)
+    tokens of the sequence:  X (n x D),  A and V of every head of every layer, its bias b (1 x D) where the class has a constant feature,
+                             the read-out U (D x out),  valid (n)
+
+A bias is what a target adds to every token: the row that its residual branch, or the branch that carries the constant, reads from there.
 
 One network of 4L + 1 layers, average-hard attention and units compiled from RASP, runs every attention-only target (with a residual or
 without) of L layers, H heads and D features on up to n tokens: L chained simulators and a product with U. Its size is polynomial in n, D, H, L
@@ -10,7 +13,7 @@ A program's coordinates are the scalars of that sequence: its token columns are 
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -25,9 +28,9 @@ from anyformer.backbones.registry import register_machine
 from anyformer.backbones.tree import Block, Coordinate
 from anyformer.classes import NetworkClass
 from anyformer.errors import AnyformerError, OutsideClass, require_number, require_size
-from anyformer.maps import LinearMap
+from anyformer.maps import ConstantMap, DenseMap, IdentityMap, LinearMap
 from anyformer.memory import require_memory
-from anyformer.network import Network
+from anyformer.network import Branch, Network, Stage
 from anyformer.operators import Attention, Bidirectional, Causal, Context, Identity, Softmax
 from anyformer.program import Program
 from anyformer.rasp.compiled import CompiledProgram
@@ -38,11 +41,14 @@ from anyformer.rasp.module import to_module
 from anyformer.rasp.plan import FAULT
 from anyformer.rasp.sequences import assume, tokens
 from anyformer.rasp.sets import Reals
-from anyformer.rasp.simulator import layer_output
+from anyformer.rasp.simulator import layer_output, require_patterns, with_bias
 from anyformer.recipe import Recipe
 
 WEIGHTS_OF_A_HEAD, WEIGHTS_OF_A_UNIT = 11, 5
 """At most so many numbers of a compiled head (three products of a score: queries, keys, constants; values) and of a unit are not 0."""
+
+NOISE = 1e-6
+"""Singular values of A_h below this share of the largest are the rounding of a float32 program."""
 
 
 @dataclass(frozen=True)
@@ -57,8 +63,10 @@ class SimulatorRecipe(Recipe):
 
     def __post_init__(self) -> None:
         require_size("SimulatorRecipe", "length", self.length)
-        require_number("SimulatorRecipe", "bound", self.bound, 0.0)
-        require_number("SimulatorRecipe", "logits", self.logits, 0.0)
+        for name in ("bound", "logits"):
+            require_number("SimulatorRecipe", name, getattr(self, name))
+            if getattr(self, name) <= 0:
+                raise AnyformerError(f"SimulatorRecipe: {name} must be positive, got {getattr(self, name)!r}")
         _require_simulable(self.network_class)
 
     @property
@@ -89,6 +97,8 @@ class SimulatorRecipe(Recipe):
         for s in range(len(self.network_class.stages)):
             for h in range(self.layer(s).heads):
                 found |= {f"A{h} of layer {s + 1}": (d, d), f"V{h} of layer {s + 1}": (d, d)}
+            if self.network_class.constant:
+                found[f"b of layer {s + 1}"] = (1, d)
         return found | {"U": (d, self.network_class.outputs), "valid": (1, n)}
 
     def tokens(self, length: int | None = None) -> int:
@@ -114,9 +124,16 @@ def _reasons(network_class: NetworkClass) -> Iterator[str]:
             yield f"stage {s} is no attention"
         if stage.width not in (None, width):
             yield f"stage {s} changes the number of features to {stage.width}"
+        masks = {b.operator.mask for b in stage.branches if isinstance(b.operator, Attention)}
+        if len(masks) > 1:
+            yield f"stage {s} has heads with different masks, and one mask a stage is described"
+        carriers = [b.map for b in stage.branches if isinstance(b.operator, Identity) and b.map in ("identity", "constant")]
+        for kind, what in (("identity", "residual"), ("constant", "constant")):
+            if carriers.count(kind) > 1:
+                yield f"stage {s} has {carriers.count(kind)} {what} branches, and one is described"
         for branch in stage.branches:
             op = branch.operator
-            if isinstance(op, Identity) and branch.map == "identity":
+            if isinstance(op, Identity) and branch.map in ("identity", "constant"):
                 continue
             plain = isinstance(op, Attention) and isinstance(op.kernel, Softmax) and isinstance(op.mask, (Bidirectional, Causal))
             if not plain or op.bias or op.rotary or op.qk_norm is not None or op.sink:  # type: ignore[union-attr]
@@ -159,8 +176,9 @@ class SequenceSimulator(Machine):
         heads = [recipe.layer(s, length).heads for s in range(len(recipe.network_class.stages))]
         each = [_counts(d, h) for h in heads]
         attending, written, units = (sum(column) for column in zip(*each, strict=True)) if each else (0, 0, 0)
-        attending, written, units = attending + 2 * d, written + 2 * d, units + d  # the product with U
-        gathers = 6 * d + 2 * sum(heads) * d + 2 * d  # different positions that heads look for
+        biases = len(heads) * recipe.network_class.constant
+        attending, written, units = attending + 2 * d + biases, written + 2 * d + biases, units + d  # the product with U
+        gathers = 6 * d + 2 * sum(heads) * d + 2 * d + biases  # different positions that heads look for
         positions = 2 * gathers + 2 * (d + 4) + 4  # each with its square; rows and groups of the grid
         width = positions + written + 8 * sum(heads) + 8
         depth = 2 * (4 * len(heads) + 1)
@@ -172,6 +190,8 @@ class SequenceSimulator(Machine):
     def compiled(self) -> CompiledProgram:
         """The one network: L chained simulators and the product with U."""
         recipe = self.recipe
+        each = (_counts(recipe.features, recipe.layer(s).heads)[0] for s in range(len(recipe.network_class.stages)))
+        require_patterns(f"a {self.name} machine", sum(each) + 2 * recipe.features, recipe.tokens())
         starts, at = {}, 0
         for name, (rows, columns) in recipe.matrices().items():
             starts[name] = at
@@ -182,6 +202,8 @@ class SequenceSimulator(Machine):
             layer = recipe.layer(s)
             named = {f"{c}{h}": given[f"{c}{h} of layer {s + 1}"] for c in "AV" for h in range(layer.heads)}
             x = layer_output(layer, "compact", {"X": x, "valid": given["valid"]} | named, recipe.logits, _weights_of(s))
+            bias = given.get(f"b of layer {s + 1}")
+            x = x if bias is None else with_bias(x, bias)
             x = Matrix(assume(x.values, -4 * recipe.bound, 4 * recipe.bound), x.rows, x.columns)
         return compile(product(x, given["U"]).values, Reals(-recipe.bound, recipe.bound), recipe.tokens(), check=False)
 
@@ -194,6 +216,8 @@ class SequenceSimulator(Machine):
                 if isinstance(op, Attention):
                     assert branch.probes is not None
                     parts += _described(op, branch.probes, branch.map)
+            if network.constant:
+                parts.append(_bias(stage, network.embedding))
         parts.append(network.final_readout())
         constants = torch.cat([p.reshape(-1) for p in parts]).to(dtype)
         at = torch.arange(d)
@@ -208,6 +232,46 @@ class SequenceSimulator(Machine):
             constant_at=torch.arange(len(constants)) + recipe.length * d,
             token_names=network.token_names,
         )
+
+    def network(self, program: Program) -> Network:
+        """The network that the constants describe: ``A_h = W_Q W_K^T`` is factored, at the rank of the class where that is enough."""
+        recipe, d = self.recipe, self.recipe.features
+        shapes = {name: shape for name, shape in recipe.matrices().items() if name not in ("X", "valid")}
+        parts = self._constants(program).split([rows * columns for rows, columns in shapes.values()])
+        given = {name: part.view(shape) for (name, shape), part in zip(shapes.items(), parts, strict=True)}
+        stages = []
+        for s, stage in enumerate(recipe.network_class.stages, 1):
+            branches: list[Branch] = []
+            bias, h = given.get(f"b of layer {s}"), 0
+            whole = any(b.is_residual for b in stage.branches)
+            for b in stage.branches:
+                if isinstance(b.operator, Attention):
+                    heads = [f"{i} of layer {s}" for i in range(h, h + b.operator.count)]
+                    h += len(heads)
+                    op, probes = _factored(b.operator, torch.stack([given[f"A{name}"] for name in heads]))
+                    branches.append(Branch(op, probes, DenseMap(torch.stack([given[f"V{name}"] for name in heads]))))
+                elif b.is_residual:
+                    branches.append(Branch(b.operator, None, IdentityMap(d, None if bias is None else bias[0])))
+                else:
+                    assert bias is not None
+                    branches.append(Branch(b.operator, None, ConstantMap(d, torch.zeros_like(bias) if whole else bias)))
+            stages.append(Stage(tuple(branches)))
+        return Network(
+            program.tokens,
+            tuple(stages),
+            given["U"],
+            program.positions,
+            recipe.network_class.constant,
+            token_names=program.token_names,
+        )
+
+    def _constants(self, program: Program) -> Tensor:
+        """The description of a target, of the size that the machine reads."""
+        described = sum(rows * columns for name, (rows, columns) in self.recipe.matrices().items() if name not in ("X", "valid"))
+        got = 0 if program.constants is None else len(program.constants)
+        if program.constants is None or got != described:
+            raise AnyformerError(f"a program of this simulator holds {described} constants, got {got}; compile it again")
+        return program.constants
 
     def tree_columns(self, program: Program) -> tuple[Tensor, Tensor | None]:
         raise AnyformerError("a sequence simulator's program has no path products: its constants are the target's own matrices")
@@ -224,11 +288,12 @@ class SequenceSimulator(Machine):
         logits = self.logits(out, program)[:, : tokens.shape[1]]
         if trace is not None:
             trace.logits = logits
-            trace.patterns += [self.pattern(s, streams or [], ctx) for s in range(len(self.network_class.stages))]
+            for s in range(len(self.network_class.stages)):
+                trace.patterns += self.patterns(s, streams or [], ctx)
         return logits
 
-    def pattern(self, s: int, streams: list[Tensor], ctx: Context) -> Float[Tensor, "batch heads n n"]:
-        """The attention patterns of layer s: its unnormalised weights over the sum of those that the mask allows."""
+    def patterns(self, s: int, streams: list[Tensor], ctx: Context) -> list[Float[Tensor, "batch heads n n"]]:
+        """The attention patterns of layer s, bank by bank: its unnormalised weights over the sum of those that the mask allows."""
         length, n = self.recipe.length, ctx.positions.shape[1]
         layer, found = self.recipe.layer(s), []
         for h in range(layer.heads):
@@ -238,7 +303,8 @@ class SequenceSimulator(Machine):
         order = Context.of(torch.zeros_like(ctx.positions), ctx.mask, torch.arange(n).expand(ctx.positions.shape))
         weights = torch.stack(found, 1).where(order.allowed(rule), 0.0)
         total = weights.sum(-1, keepdim=True)
-        return weights / total.where(total > 0, 1.0)
+        banks = [b.operator.count for b in self.network_class.stages[s].branches if isinstance(b.operator, Attention)]
+        return list((weights / total.where(total > 0, 1.0)).split(banks, 1))
 
     def sequence(self, tokens: Tensor, program: Program, ctx: Context) -> Float[Tensor, "batch scalars"]:
         """``<T, X>``: the scalars of the program and of its input, the tokens of the one network."""
@@ -254,11 +320,10 @@ class SequenceSimulator(Machine):
         x = F.embedding(tokens.long(), program.tokens)
         if program.positions is not None:
             x = x + F.embedding(ctx.positions, program.positions)
-        assert program.constants is not None
         valid = torch.ones(batch, n) if ctx.mask is None else ctx.mask
         parts = [
             F.pad(x.double(), (0, 0, 0, recipe.length - n)).flatten(1),
-            program.constants.double().expand(batch, -1),
+            self._constants(program).double().expand(batch, -1),
             F.pad(valid.double(), (0, recipe.length - n)),
         ]
         found = torch.cat(parts, 1)
@@ -328,7 +393,8 @@ class LiteralSimulator(nn.Module):
         ctx, machine, streams = Context.of(tokens, mask, positions), self.machine, []
         logits = machine.logits(self.module(machine.sequence(tokens, program, ctx), streams), program)[:, : tokens.shape[1]]
         if patterns is not None:
-            patterns += [machine.pattern(s, streams, ctx) for s in range(len(machine.network_class.stages))]
+            for s in range(len(machine.network_class.stages)):
+                patterns += machine.patterns(s, streams, ctx)
         return logits
 
 
@@ -357,6 +423,32 @@ def _described(op: Attention, probes: Tensor, maps: LinearMap) -> list[Tensor]:
     for h in range(op.heads):
         found += [scale * own[:, h, :d] @ own[:, h, d:].T, dense[h]]
     return found
+
+
+def _bias(stage: Stage, like: Tensor) -> Float[Tensor, "D"]:
+    """The row that a stage adds to every token: the shift of its residual branch, and what is read from the constant feature alone."""
+    total = like.new_zeros(like.shape[1])
+    for branch in stage.branches:
+        if not isinstance(branch.operator, Identity):
+            continue
+        if isinstance(branch.map, IdentityMap) and branch.map.shift is not None:
+            total = total + branch.map.shift
+        if isinstance(branch.map, ConstantMap):
+            total = total + branch.map.scaled_rows()[0]
+    return total
+
+
+def _factored(op: Attention, a: Float[Tensor, "heads D D"]) -> tuple[Attention, Float[Tensor, "D reads"]]:
+    """A bank of attention whose scores are ``x A_h x^T``, and its probes."""
+    u, s, vh = torch.linalg.svd(a.double())
+    if a.shape[1] > op.head_dim and bool((s[:, op.head_dim] > NOISE * s[:, 0]).any()):  # a learned program may use all of A
+        op = replace(op, head_dim=a.shape[1], scale=None)
+    scale = op.head_dim**-0.5 if op.scale is None else op.scale
+    own, kept = a.new_zeros(a.shape[1], op.heads, 2, op.head_dim), min(op.head_dim, a.shape[1])
+    root = s[:, None, :kept].sqrt()
+    own[:, :, 0, :kept] = (u[:, :, :kept] * root / scale).transpose(0, 1).to(a.dtype)
+    own[:, :, 1, :kept] = (vh.mT[:, :, :kept] * root).transpose(0, 1).to(a.dtype)
+    return op, own.flatten(1)
 
 
 register_machine(SequenceSimulator)

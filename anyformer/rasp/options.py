@@ -8,12 +8,18 @@ from typing import Any, Literal
 import torch
 
 from anyformer.errors import AnyformerError, require_choice, require_number, require_size
-from anyformer.memory import require_memory
 from anyformer.rasp.sequences import LIFTED
 from anyformer.rasp.sets import Reals, finite
 
 Mode = Literal["analytic", "standard"]
 DTYPES = {"float64": torch.float64, "float32": torch.float32}
+
+
+MOST_TOKENS = 2**17
+"""The largest ``max_length``: a run forms patterns of its square, and tables hold a row a position."""
+
+LEAST_TOLERANCE = 1e-15
+"""The smallest ``tolerance``: below it float64 rounds more than tables err."""
 
 
 @dataclass(frozen=True)
@@ -34,14 +40,13 @@ class Options:
     ) -> "Options":
         """Raises :class:`AnyformerError` where one of them cannot be used."""
         require_size("compile", "max_length", max_length)
-        require_memory(64 * max_length, f"the positions of {max_length:,} tokens")
+        if max_length > MOST_TOKENS:
+            raise AnyformerError(f"compile: max_length must be at most {MOST_TOKENS:,} tokens, got {max_length:,}")
         require_choice("compile", "mode", mode, ("analytic", "standard"))
         require_choice("compile", "causal", causal, ("no", "strict", "dialect"))
         require_choice("compile", "attention", attention, ("hard", "softmax"))
         require_choice("compile", "dtype", dtype, tuple(DTYPES))
-        require_number("compile", "tolerance", tolerance)
-        if tolerance <= 0:
-            raise AnyformerError(f"compile: tolerance must be positive, got {tolerance!r}")
+        require_number("compile", "tolerance", tolerance, LEAST_TOLERANCE)
         words = vocab if isinstance(vocab, Reals) else _words(vocab)
         return cls(words, max_length, mode, tolerance, causal, attention, DTYPES[dtype])
 

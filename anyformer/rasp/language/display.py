@@ -9,23 +9,48 @@ same("hello") =
 from typing import Any
 
 from anyformer.rasp.language.evaluator import Drawing
-from anyformer.rasp.language.kinds import Primitive, Ran
+from anyformer.rasp.language.kinds import MOST_ITEMS, Primitive, Ran
 from anyformer.rasp.language.scopes import Function
 from anyformer.rasp.sequences import Aggregate, Selector, SelectorWidth, Sequence, children, full, in_order, printed
 
 INDENT = "    "
+MOST_PIECES = 4 * MOST_ITEMS
+"""The most items, brackets and commas of a value that are shown: more than the longest flat list has."""
+
+
+class _Said(str):
+    """Text as it is to be shown."""
 
 
 def literal(value: Any) -> str:
-    """A value of the language as it would be written."""
+    """A value of the language as it would be written; after :data:`MOST_PIECES` of a list of lists, three dots."""
+    out: list[str] = []
+    waiting = [value]
+    while waiting:
+        part = waiting.pop()
+        if len(out) >= MOST_PIECES:
+            return "".join([*out, "..."])
+        if isinstance(part, (list, tuple)):
+            waiting += reversed([_Said("["), *_separated([[item] for item in part]), _Said("]")])
+        elif isinstance(part, dict):
+            waiting += reversed([_Said("{"), *_separated([[k, _Said(": "), v] for k, v in part.items()]), _Said("}")])
+        else:
+            out.append(_literal(part))
+    return "".join(out)
+
+
+def _separated(groups: list[list[Any]]) -> list[Any]:
+    """The groups one after the other, commas between."""
+    return [part for i, group in enumerate(groups) for part in ([_Said(", ")] if i else []) + group]
+
+
+def _literal(value: Any) -> str:
+    if isinstance(value, _Said):
+        return value
     if isinstance(value, str):
         return f'"{value}"'
     if isinstance(value, float):
         return f"{value:.6g}"
-    if isinstance(value, (list, tuple)):
-        return f"[{', '.join(map(literal, value))}]"
-    if isinstance(value, dict):
-        return "{" + ", ".join(f"{literal(k)}: {literal(v)}" for k, v in value.items()) + "}"
     if isinstance(value, (Sequence, Selector)):
         return "full_s" if value is full else value.label or printed(value)
     if isinstance(value, Primitive):

@@ -4,7 +4,7 @@ import re
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from lark import Tree
 
@@ -37,6 +37,7 @@ class Environment:
 
     def __init__(self, folder: Path | None = None) -> None:
         self.trace = Trace()
+        self._stood: dict[int, tuple[Sequence | Selector, Place]] = {}
         self.examples: dict[str, list[Any]] = {"s-op": list(EXAMPLE), "selector": list(EXAMPLE)}
         self.shows = {"s-op": True, "selector": True}
         self.wide = False
@@ -71,7 +72,14 @@ class Environment:
 
     def evaluate(self, expression: str, file: str = "") -> Any:
         """The value of an expression of the language, in which the program's names hold. Errors say that it stands in ``file``."""
-        return Evaluator(self._scope, self.trace, self._example, file).value(parse_expression(expression, file))
+        value = Evaluator(self._scope, self.trace, self._example, file).value(parse_expression(expression, file))
+        self._stands(value, Place(1, 1, file))
+        return value
+
+    def _stands(self, value: Any, place: Place) -> None:
+        """Where an expression is asked for: it fails there if the program does not build it (``tokens_int;``)."""
+        if isinstance(value, (Sequence, Selector)):
+            self._stood[id(value)] = (value, place)
 
     def place(self, expression: Sequence | Selector) -> Place | None:
         """Where the program builds a sequence or a selector; None for those of the language itself."""
@@ -80,7 +88,8 @@ class Environment:
 
     def run(self, program: Sequence | Selector, tokens: list[Any], *, causal: bool = False) -> Any:
         """The values of a sequence on some tokens, or the matrix (queries, keys) of a selector, in float64."""
-        return run(program, tokens, self.trace.places, causal=causal)
+        _, place = self._stood.get(id(program), (program, None))
+        return run(program, tokens, self.trace.places, place, causal=causal)
 
     def execute(self, statement: Tree) -> list[tuple[str, Any]]:
         """Run one statement of the program itself; returns what a prompt shows of it, names and values."""
@@ -102,6 +111,7 @@ class Environment:
                 value = value.program
             else:
                 evaluator.scope.names["out"] = value
+            self._stands(value, evaluator.place(cast(Tree, statement.children[-1])))
             if evaluator.scope is self._scope and isinstance(value, (Sequence, Selector)):
                 self.result = value
         return shown

@@ -28,6 +28,7 @@ class Prompt:
         self.write = write
         self.quiet = quiet
         self.lines: list[str] = []
+        self.complaints = 0
 
     def start(self, example: list[Any] | None = None) -> None:
         """Go on until the input ends or ``exit`` is said."""
@@ -101,6 +102,7 @@ class Prompt:
 
     def _complain(self, error: AnyformerError) -> None:
         """The line that is wrong, a caret under the column, and why."""
+        self.complaints += 1
         if isinstance(error, RaspError):
             line = self._source(error)
             if line is not None:
@@ -119,16 +121,19 @@ class Prompt:
         return lines[error.line - 1] if error.line <= len(lines) else None
 
 
-def prompt(example: list[Any] | None = None) -> None:
-    """Converse on the terminal, with the history of earlier conversations; without one, read statements and print their values."""
+def prompt(example: list[Any] | None = None) -> int:
+    """Converse on the terminal, with the history of earlier conversations; without one, read statements and print their values. The exit
+    code: 2 where there is no terminal and a statement could not be run."""
     at_terminal = sys.stdin.isatty()
     history = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "anyformer" / "rasp_history"
     keep = _remember(history) if at_terminal else None
+    conversation = Prompt(quiet=not at_terminal)
     try:
-        Prompt(quiet=not at_terminal).start(example)
+        conversation.start(example)
     finally:
         if keep is not None:
             keep()
+    return 2 if conversation.complaints and not at_terminal else 0
 
 
 def _remember(history: Path) -> Callable[[], None] | None:
