@@ -13,7 +13,6 @@ A program's coordinates are the scalars of that sequence: its token columns are 
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -27,117 +26,23 @@ from anyformer.backbones.folding import Trace
 from anyformer.backbones.registry import register_machine
 from anyformer.backbones.tree import Block, Coordinate
 from anyformer.classes import NetworkClass
-from anyformer.errors import AnyformerError, OutsideClass, require_number, require_size
-from anyformer.maps import ConstantMap, DenseMap, IdentityMap, LinearMap
+from anyformer.errors import AnyformerError, OutsideClass
 from anyformer.memory import require_memory
-from anyformer.network import Branch, Network, Stage
-from anyformer.operators import Attention, Bidirectional, Causal, Context, Identity, Softmax
+from anyformer.network import Network
+from anyformer.operators import Attention, Bidirectional, Causal, Context
 from anyformer.program import Program
 from anyformer.rasp.compiled import CompiledProgram
 from anyformer.rasp.compiling import compile
-from anyformer.rasp.encoding import Layer
+from anyformer.rasp.description import SimulatorRecipe, constants_in, constants_of, network_of, require_simulable
 from anyformer.rasp.linear_algebra import Matrix, product
 from anyformer.rasp.module import to_module
 from anyformer.rasp.plan import FAULT
 from anyformer.rasp.sequences import assume, tokens
 from anyformer.rasp.sets import Reals
 from anyformer.rasp.simulator import layer_output, require_patterns, with_bias
-from anyformer.recipe import Recipe
 
 WEIGHTS_OF_A_HEAD, WEIGHTS_OF_A_UNIT = 11, 5
 """At most so many numbers of a compiled head (three products of a score: queries, keys, constants; values) and of a unit are not 0."""
-
-NOISE = 1e-6
-"""Singular values of A_h below this share of the largest are the rounding of a float32 program."""
-
-
-@dataclass(frozen=True)
-class SimulatorRecipe(Recipe):
-    """A sequence simulator for a class and sequences of up to ``length`` tokens. ``bound``: the largest absolute value of a number of the
-    description or the stream; ``logits``: of a score. More is an error of the run, never a wrong answer."""
-
-    network_class: NetworkClass
-    length: int = 8
-    bound: float = 1000.0
-    logits: float = 2000.0
-
-    def __post_init__(self) -> None:
-        require_size("SimulatorRecipe", "length", self.length)
-        for name in ("bound", "logits"):
-            require_number("SimulatorRecipe", name, getattr(self, name))
-            if getattr(self, name) <= 0:
-                raise AnyformerError(f"SimulatorRecipe: {name} must be positive, got {getattr(self, name)!r}")
-        _require_simulable(self.network_class)
-
-    @property
-    def features(self) -> int:
-        """D, the constant feature counted."""
-        assert self.network_class.features is not None
-        return self.network_class.features + self.network_class.constant
-
-    def layer(self, s: int, length: int | None = None) -> Layer:
-        """What stage s is to the simulator."""
-        stage = self.network_class.stages[s]
-        attention = stage.attention
-        assert attention is not None
-        return Layer(
-            length or self.length,
-            self.features,
-            self.features,
-            sum(b.operator.count for b in stage.branches if isinstance(b.operator, Attention)),
-            residual=stage.residual is not None,
-            causal=isinstance(attention.mask, Causal),
-            padding=True,
-        )
-
-    def matrices(self, length: int | None = None) -> dict[str, tuple[int, int]]:
-        """Every matrix of the sequence, in order."""
-        n, d = length or self.length, self.features
-        found = {"X": (n, d)}
-        for s in range(len(self.network_class.stages)):
-            for h in range(self.layer(s).heads):
-                found |= {f"A{h} of layer {s + 1}": (d, d), f"V{h} of layer {s + 1}": (d, d)}
-            if self.network_class.constant:
-                found[f"b of layer {s + 1}"] = (1, d)
-        return found | {"U": (d, self.network_class.outputs), "valid": (1, n)}
-
-    def tokens(self, length: int | None = None) -> int:
-        """Scalars of the sequence."""
-        n = length or self.length
-        described = sum(rows * columns for rows, columns in self.matrices(length).values())
-        return max(described, n * max(n, self.features, self.network_class.outputs))
-
-
-def _require_simulable(network_class: NetworkClass) -> None:
-    reasons = list(_reasons(network_class))
-    if reasons:
-        raise OutsideClass("a sequence simulator runs attention-only targets (with a residual or without)", reasons)
-
-
-def _reasons(network_class: NetworkClass) -> Iterator[str]:
-    """Why a class cannot be simulated."""
-    width = None if network_class.features is None else network_class.features + network_class.constant
-    if width is None:
-        yield "the class does not say how many features there are"
-    for s, stage in enumerate(network_class.stages, 1):
-        if stage.attention is None:
-            yield f"stage {s} is no attention"
-        if stage.width not in (None, width):
-            yield f"stage {s} changes the number of features to {stage.width}"
-        masks = {b.operator.mask for b in stage.branches if isinstance(b.operator, Attention)}
-        if len(masks) > 1:
-            yield f"stage {s} has heads with different masks, and one mask a stage is described"
-        carriers = [b.map for b in stage.branches if isinstance(b.operator, Identity) and b.map in ("identity", "constant")]
-        for kind, what in (("identity", "residual"), ("constant", "constant")):
-            if carriers.count(kind) > 1:
-                yield f"stage {s} has {carriers.count(kind)} {what} branches, and one is described"
-        for branch in stage.branches:
-            op = branch.operator
-            if isinstance(op, Identity) and branch.map in ("identity", "constant"):
-                continue
-            plain = isinstance(op, Attention) and isinstance(op.kernel, Softmax) and isinstance(op.mask, (Bidirectional, Causal))
-            if not plain or op.bias or op.rotary or op.qk_norm is not None or op.sink:  # type: ignore[union-attr]
-                yield f"stage {s} has {op}, and only softmax attention (all keys or causal) is described"
 
 
 class SequenceSimulator(Machine):
@@ -150,7 +55,7 @@ class SequenceSimulator(Machine):
     def recipe_for(
         cls, network_class: NetworkClass, length: int | None = None, bound: int | float = 1000.0, logits: int | float = 2000.0
     ) -> SimulatorRecipe:
-        _require_simulable(network_class)
+        require_simulable(network_class)
         c = network_class.for_tree()
         kept = NetworkClass(c.stages, c.outputs, network_class.features, constant=network_class.constant)
         longest = network_class.max_positions or SimulatorRecipe.length if length is None else length
@@ -208,19 +113,8 @@ class SequenceSimulator(Machine):
         return compile(product(x, given["U"]).values, Reals(-recipe.bound, recipe.bound), recipe.tokens(), check=False)
 
     def write(self, network: Network, dtype: torch.dtype) -> Program:
-        recipe, d = self.recipe, self.recipe.features
-        parts = []
-        for stage in network.stages:
-            for branch in stage.branches:
-                op = branch.operator
-                if isinstance(op, Attention):
-                    assert branch.probes is not None
-                    parts += _described(op, branch.probes, branch.map)
-            if network.constant:
-                parts.append(_bias(stage, network.embedding))
-        parts.append(network.final_readout())
-        constants = torch.cat([p.reshape(-1) for p in parts]).to(dtype)
-        at = torch.arange(d)
+        recipe, at = self.recipe, torch.arange(self.recipe.features)
+        constants = constants_of(network).to(dtype)
         return Program(
             recipe=recipe,
             width=self.width,
@@ -229,49 +123,12 @@ class SequenceSimulator(Machine):
             positions=None if network.positions is None else network.positions.to(dtype),
             position_at=None if network.positions is None else at,
             constants=constants,
-            constant_at=torch.arange(len(constants)) + recipe.length * d,
+            constant_at=torch.arange(len(constants)) + recipe.length * recipe.features,
             token_names=network.token_names,
         )
 
     def network(self, program: Program) -> Network:
-        """The network that the constants describe: ``A_h = W_Q W_K^T`` is factored, at the rank of the class where that is enough."""
-        recipe, d = self.recipe, self.recipe.features
-        shapes = {name: shape for name, shape in recipe.matrices().items() if name not in ("X", "valid")}
-        parts = self._constants(program).split([rows * columns for rows, columns in shapes.values()])
-        given = {name: part.view(shape) for (name, shape), part in zip(shapes.items(), parts, strict=True)}
-        stages = []
-        for s, stage in enumerate(recipe.network_class.stages, 1):
-            branches: list[Branch] = []
-            bias, h = given.get(f"b of layer {s}"), 0
-            whole = any(b.is_residual for b in stage.branches)
-            for b in stage.branches:
-                if isinstance(b.operator, Attention):
-                    heads = [f"{i} of layer {s}" for i in range(h, h + b.operator.count)]
-                    h += len(heads)
-                    op, probes = _factored(b.operator, torch.stack([given[f"A{name}"] for name in heads]))
-                    branches.append(Branch(op, probes, DenseMap(torch.stack([given[f"V{name}"] for name in heads]))))
-                elif b.is_residual:
-                    branches.append(Branch(b.operator, None, IdentityMap(d, None if bias is None else bias[0])))
-                else:
-                    assert bias is not None
-                    branches.append(Branch(b.operator, None, ConstantMap(d, torch.zeros_like(bias) if whole else bias)))
-            stages.append(Stage(tuple(branches)))
-        return Network(
-            program.tokens,
-            tuple(stages),
-            given["U"],
-            program.positions,
-            recipe.network_class.constant,
-            token_names=program.token_names,
-        )
-
-    def _constants(self, program: Program) -> Tensor:
-        """The description of a target, of the size that the machine reads."""
-        described = sum(rows * columns for name, (rows, columns) in self.recipe.matrices().items() if name not in ("X", "valid"))
-        got = 0 if program.constants is None else len(program.constants)
-        if program.constants is None or got != described:
-            raise AnyformerError(f"a program of this simulator holds {described} constants, got {got}; compile it again")
-        return program.constants
+        return network_of(self.recipe, program)
 
     def tree_columns(self, program: Program) -> tuple[Tensor, Tensor | None]:
         raise AnyformerError("a sequence simulator's program has no path products: its constants are the target's own matrices")
@@ -323,7 +180,7 @@ class SequenceSimulator(Machine):
         valid = torch.ones(batch, n) if ctx.mask is None else ctx.mask
         parts = [
             F.pad(x.double(), (0, 0, 0, recipe.length - n)).flatten(1),
-            self._constants(program).double().expand(batch, -1),
+            constants_in(self.recipe, program).double().expand(batch, -1),
             F.pad(valid.double(), (0, recipe.length - n)),
         ]
         found = torch.cat(parts, 1)
@@ -412,43 +269,6 @@ def _counts(d: int, h: int) -> tuple[int, int, int]:
 def _weights_of(s: int) -> str:
     """What the weights of layer s are called in the stream, before the number of the head."""
     return f"weights of layer {s + 1}, head "
-
-
-def _described(op: Attention, probes: Tensor, maps: LinearMap) -> list[Tensor]:
-    """A_h and V_h of every head of a bank."""
-    d = op.head_dim
-    scale = d**-0.5 if op.scale is None else op.scale
-    own, dense = probes.reshape(probes.shape[0], op.heads, 2 * d), maps.to_dense()
-    found = []
-    for h in range(op.heads):
-        found += [scale * own[:, h, :d] @ own[:, h, d:].T, dense[h]]
-    return found
-
-
-def _bias(stage: Stage, like: Tensor) -> Float[Tensor, "D"]:
-    """The row that a stage adds to every token: the shift of its residual branch, and what is read from the constant feature alone."""
-    total = like.new_zeros(like.shape[1])
-    for branch in stage.branches:
-        if not isinstance(branch.operator, Identity):
-            continue
-        if isinstance(branch.map, IdentityMap) and branch.map.shift is not None:
-            total = total + branch.map.shift
-        if isinstance(branch.map, ConstantMap):
-            total = total + branch.map.scaled_rows()[0]
-    return total
-
-
-def _factored(op: Attention, a: Float[Tensor, "heads D D"]) -> tuple[Attention, Float[Tensor, "D reads"]]:
-    """A bank of attention whose scores are ``x A_h x^T``, and its probes."""
-    u, s, vh = torch.linalg.svd(a.double())
-    if a.shape[1] > op.head_dim and bool((s[:, op.head_dim] > NOISE * s[:, 0]).any()):  # a learned program may use all of A
-        op = replace(op, head_dim=a.shape[1], scale=None)
-    scale = op.head_dim**-0.5 if op.scale is None else op.scale
-    own, kept = a.new_zeros(a.shape[1], op.heads, 2, op.head_dim), min(op.head_dim, a.shape[1])
-    root = s[:, None, :kept].sqrt()
-    own[:, :, 0, :kept] = (u[:, :, :kept] * root / scale).transpose(0, 1).to(a.dtype)
-    own[:, :, 1, :kept] = (vh.mT[:, :, :kept] * root).transpose(0, 1).to(a.dtype)
-    return op, own.flatten(1)
 
 
 register_machine(SequenceSimulator)
