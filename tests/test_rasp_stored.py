@@ -34,7 +34,9 @@ def test_the_machine_runs_the_program(name: str, tmp_path: Path) -> None:
         assert program.decode(machine(program.encode([tokens]), embedding)[0]) == rasp.interpret(EXAMPLES[name][0], tokens)
 
 
-@pytest.mark.parametrize("program", [rasp.tokens == rasp.tokens, rasp.lift(3), rasp.indices * 0], ids=["tokens == tokens", "3", "indices * 0"])
+@pytest.mark.parametrize(
+    "program", [rasp.tokens == rasp.tokens, rasp.lift(3), rasp.indices * 0], ids=["tokens == tokens", "3", "indices * 0"]
+)
 def test_a_program_that_is_constant_is_a_program(program: rasp.Sequence, tmp_path: Path) -> None:
     """Its network has no feature but the constant one."""
     constant = rasp.compile(program, "ab", 3)

@@ -3,7 +3,8 @@
 The module's own operations are traced; where they are analytic (after some parameters are put to 0, if need be: W_Q = 0 makes a
 stabiliser's maximum a constant) its members are evaluated in ball arithmetic and Corollary 1 is proved about the traced graph. Where the
 identity is not found, Theorem 3 is used. Kinks that remain leave float64 samples of the module itself, with margins; choices (argmax,
-top-k, hashing, casts to integers) and operations that nothing is known of leave nothing.
+top-k, hashing, casts to integers) and operations that nothing is known of leave nothing, and what balls could not tell apart is not asked
+of samples: they would see rounding.
 """
 
 from collections.abc import Iterator
@@ -32,6 +33,10 @@ from anyformer.network import Network
 from anyformer.operators import Context
 
 NO_THEOREM = "no theorem here"
+SMALLEST = 1e-12
+"""A smaller gap is no proof about a module that holds tables of rounded numbers: their exact values may be more symmetric."""
+ULPS = 64
+"""The noise of a stack is so many times what the last digit of its input moves."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -197,7 +202,9 @@ def _decided(inquiry: Inquiry) -> Verdict:
     if blocker:
         return inquiry.asked.unknown(blocker)
     proof = _prove(inquiry)
-    return _samples(inquiry, proof) if isinstance(proof, str) else _yes(inquiry, *proof)
+    if isinstance(proof, Unproved):
+        return inquiry.asked.unknown(proof.reason) if proof.evaluated else _samples(inquiry, proof.reason)
+    return _yes(inquiry, *proof)
 
 
 def _no(inquiry: Inquiry, s: int, u: int, far: int) -> Verdict:
@@ -239,12 +246,20 @@ def _identity(residual: bool) -> Hypothesis:
     return Hypothesis("H2 identity reachable", "failed", "no parameters were found that make g = 0: Theorem 3 is used")
 
 
-def _prove(inquiry: Inquiry) -> tuple[Certificate, SubFamily, bool] | str:
+@dataclass(frozen=True)
+class Unproved:
+    """Why there is no certificate in balls; ``evaluated``: members were evaluated, and were not told apart enough."""
+
+    reason: str
+    evaluated: bool = False
+
+
+def _prove(inquiry: Inquiry) -> tuple[Certificate, SubFamily, bool] | Unproved:
     """A certificate in balls on the first analytic sub-family that has one; else what blocks."""
     without = supported(inquiry.traced)
     if without:
-        return f"no ball form of {', '.join(without)}"
-    first, tried = "", list[SubFamily]()
+        return Unproved(f"no ball form of {', '.join(without)}")
+    first, tried, evaluated = "", list[SubFamily](), False
     for family in _families(inquiry):
         if any(larger.holds(family) for larger in tried):
             continue  # generic members of a larger family told no more apart
@@ -260,8 +275,8 @@ def _prove(inquiry: Inquiry) -> tuple[Certificate, SubFamily, bool] | str:
         found = _certificate(inquiry, family, seen, residual)
         if isinstance(found, Certificate):
             return found, family, residual
-        first = first or found
-    return first or "no sub-family was tried"
+        first, evaluated = first or found.reason, evaluated or (found.evaluated and family is EVERYTHING)
+    return Unproved(first or "no sub-family was tried", evaluated)
 
 
 def _families(inquiry: Inquiry) -> Iterator[SubFamily]:
@@ -269,7 +284,7 @@ def _families(inquiry: Inquiry) -> Iterator[SubFamily]:
     yield from sub_families(inquiry.traced.shapes, (1, 2))
 
 
-def _certificate(inquiry: Inquiry, family: SubFamily, seen: Varying, residual: bool) -> Certificate | str:
+def _certificate(inquiry: Inquiry, family: SubFamily, seen: Varying, residual: bool) -> Certificate | Unproved:
     """A proof in balls on one sub-family, or what is missing."""
     n, target = inquiry.n, inquiry.asked.target
     aim = group_of(target, n) if target != "auto" else _guess(inquiry, family)
@@ -278,10 +293,16 @@ def _certificate(inquiry: Inquiry, family: SubFamily, seen: Varying, residual: b
             inquiry.members(family, seen), n, inquiry.subject.dim, aim, trivial(n), inquiry.asked.bits, residual
         )
     except NoBallForm as missing:
-        return str(missing)
-    if isinstance(found, str) or found.proves(aim, residual):
-        return found
-    return found.missing(residual)
+        return Unproved(str(missing))
+    if isinstance(found, str):
+        return Unproved(found)
+    if not found.proves(found.remaining if target == "auto" else aim, residual):
+        return Unproved(found.missing(residual), evaluated=True)
+    if found.gap < SMALLEST and inquiry.traced.rounded:
+        return Unproved(
+            f"the smallest gap, {found.gap:.1e}, may be the rounding of numbers that the module holds", evaluated=True
+        )
+    return found
 
 
 def _guess(inquiry: Inquiry, family: SubFamily) -> Group:
@@ -295,6 +316,13 @@ def _guess(inquiry: Inquiry, family: SubFamily) -> Group:
     return probe.remaining()
 
 
+def _amplified(member: Any, n: int, dim: int) -> float:
+    """What becomes of the last digit of the input of a whole stack."""
+    x = Draw(7)(1, n, dim, scale=1.0)
+    moved = x * (1 + torch.finfo(x.dtype).eps * Draw(8)(1, n, dim, scale=1.0).sign())
+    return ULPS * float((member(moved) - member(x)).abs().max())
+
+
 def _samples(inquiry: Inquiry, blocker: str) -> Verdict:
     """Corollary 1 (Theorem 3 where the identity is not found) in float64 on the module itself."""
     subject, n, target = inquiry.subject, inquiry.n, inquiry.asked.target
@@ -303,6 +331,7 @@ def _samples(inquiry: Inquiry, blocker: str) -> Verdict:
     try:
         for depth in (1, 2):
             for r, member in enumerate(inquiry.members(EVERYTHING)):
+                noise = max(noise, _amplified(member, n, subject.dim))
                 probe.draw(member, 1 + r, depth, noise)
     except Undecided as problem:
         return inquiry.asked.unknown(str(problem))

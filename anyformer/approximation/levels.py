@@ -2,7 +2,7 @@
 
     level     the same for all free parameters and tokens (FIXED); varying; or varying with the tokens that are asked about (DEPENDS)
     nonzero   0.0 where the entry is surely 0 in exact arithmetic, 1.0 elsewhere: an underflow is no zero
-    offset    a fixed summand of the entry: x = (something that varies) + offset; of a fixed entry the number itself
+    offset    a fixed summand of the entry, as large as a mask's: x = (something that varies) + offset; of a fixed entry the number itself
 
 Zero times anything is fixed at zero. Scores of a softmax whose offset lies :data:`MASKED` below the largest offset of their row are read as
 forbidden: adding one number to a whole row changes nothing, in softmax and here. Where nothing better is known, an output has the highest
@@ -38,6 +38,8 @@ from anyformer.approximation.aten import (
 
 FIXED, VARIES, DEPENDS = 0.0, 1.0, 2.0
 FIELDS = ("levels", "nonzero", "offset")
+SOFTLY = 30.0
+"""A summand of scores of this size is a mask that leaks (exp(-30) = 1e-13); a smaller one is a number as any other."""
 EXACT = 2**24
 """Sums and products of whole numbers up to this are exact in every float."""
 
@@ -94,7 +96,9 @@ def propagate(node: Node, known: Known) -> Seen:
     fixed = levels == FIXED
     if exact:
         nonzero = torch.where(fixed, (value != 0).double(), nonzero)
-    offset = torch.where(fixed, _real(value), offset)
+    offset = torch.where(
+        fixed, _real(value), torch.where(offset.abs() >= SOFTLY, offset, 0.0)
+    )  # 1 - x is no mask, nor is 1e5 (1 - x)
     return Seen(value, levels, nonzero, torch.nan_to_num(offset, 0.0, torch.inf, -torch.inf), exact, forbidden)
 
 
@@ -225,6 +229,31 @@ def _forbidden(node: Node, known: Known) -> Tensor:
     nothing = top == -torch.inf  # softmax of such a row is not a number; _safe_softmax makes it 0
     below = (offset == -torch.inf) | (offset - top <= -MASKED)
     return below & ~nothing | (nothing & ("safe" in name_of(node))).expand(below.shape)
+
+
+def leaks(node: Node, known: Known) -> bool:
+    """Whether varying scores of a softmax have fixed summands of two sizes, :data:`SOFTLY` or more apart, that are not read as forbidden: a
+    finite mask of which something may pass."""
+    seen, dim = known[node.args[0]], node.args[1]
+    below = seen.offset - seen.offset.amax(dim, keepdim=True)
+    between = (below <= -SOFTLY) & (below > -MASKED) & (seen.levels > FIXED)
+    return bool(between.any()) and below[below > -MASKED].unique().numel() <= 2
+
+
+def unbounded(node: Node, known: Known) -> bool:
+    """Whether something that varies meets a fixed factor that is infinite, or a fixed divisor that is 0: a step, or no number."""
+    name = name_of(node)
+    divides = name.startswith("aten.div")
+    if not (divides or name in TIMES or name in CONTRACTIONS):
+        return False
+    sides = [_argument(node, known, i) for i in ((1, 2) if name in CONTRACTIONS and len(node.args) == 3 else (0, 1))]
+    wild = [
+        (s.levels == FIXED) & ~torch.isfinite(1 / s.value.double() if divides and i else _real(s.value))
+        for i, s in enumerate(sides)
+    ]
+    if name in CONTRACTIONS:
+        return any(bool(w.any()) and bool(o.levels.any()) for w, o in zip(wild, reversed(sides), strict=True))
+    return any(bool((w & (o.levels > FIXED)).any()) for w, o in zip(wild, reversed(sides), strict=True))
 
 
 def _softmax(node: Node, known: Known, value: Tensor) -> Fields:

@@ -24,11 +24,12 @@ from anyformer.approximation.aten import (
     MASKED,
     PLACES,
     RANDOM,
+    SOFTMAX,
     is_whole,
     name_of,
     writes_in_place,
 )
-from anyformer.approximation.levels import DEPENDS, VARIES, Known, Seen, places_vary, propagate
+from anyformer.approximation.levels import DEPENDS, VARIES, Known, Seen, leaks, places_vary, propagate, unbounded
 from anyformer.errors import AnyformerError
 
 Call = Callable[[nn.Module, Tensor], Any]
@@ -71,6 +72,12 @@ class Traced:
         return sorted({name_of(node) for node in self.calls if _unknown(node)})
 
     @property
+    def rounded(self) -> bool:
+        """Whether it holds tables of numbers that are not whole: rounded, maybe, and so not as symmetric as what they stand for."""
+        held = (getattr(self.graph, node.target) for node in self.graph.graph.nodes if node.op == "get_attr")
+        return any(t.numel() > 1 and t.is_floating_point() and bool((t != t.round()).any()) for t in held)
+
+    @property
     def random(self) -> list[str]:
         """Operations that draw random numbers."""
         return sorted({name_of(node) for node in self.calls if _random(node)})
@@ -103,7 +110,8 @@ class Traced:
                 _note(node, known, doubts)
         forbidden = {node: seen.forbidden for node, seen in known.items() if seen.forbidden is not None}
         said = {kind: tuple(dict.fromkeys(found)) for kind, found in doubts.items()}
-        return Varying(output.levels, output.nonzero, forbidden=forbidden, **said)
+        finite = bool(torch.isfinite(output.value).all())
+        return Varying(output.levels, output.nonzero, forbidden=forbidden, finite=finite, **said)
 
 
 def _unknown(node: torch.fx.Node) -> bool:
@@ -130,6 +138,10 @@ def _note(node: torch.fx.Node, known: Known, doubts: dict[str, list[str]]) -> No
             doubts["hard"].append(said)
         if said in SATURATING and any(bool(((s.offset <= -MASKED) & (s.levels > 0)).any()) for s in inputs):
             doubts["masks"].append(said)
+        if name in SOFTMAX and leaks(node, known):
+            doubts["masks"].append(f"{said}, which lets something of it pass")
+        if unbounded(node, known):
+            doubts["hard"].append(f"{said} by infinity")
     out = known[node]
     made_whole = is_whole(out.value) and not any(is_whole(s.value) and bool(s.levels.any()) for s in inputs)
     if made_whole and bool(out.levels.any()):  # a cast, a comparison, an index: not continuous
@@ -151,11 +163,12 @@ class Varying:
     unknown: tuple[str, ...]
     masks: tuple[str, ...]
     forbidden: dict[Any, Tensor]
+    finite: bool
 
     @property
     def zero(self) -> bool:
         """Whether the output is exactly 0, whatever the free parameters and tokens."""
-        return not bool(self.nonzero.any())
+        return self.finite and not bool(self.nonzero.any())
 
     @property
     def depends(self) -> Tensor:
@@ -209,6 +222,9 @@ def trace(module: nn.Module, call: Call, n: int, d: int) -> Traced | str:
         try:
             with plain_attention(), torch.no_grad():
                 traced = make_fx(form, tracing_mode="fake", _allow_non_fake_inputs=True)(*given)
+            held = (getattr(traced, node.target) for node in traced.graph.nodes if node.op == "get_attr")
+            if any(isinstance(t, Tensor) and t.requires_grad for t in held):
+                return "its forward reads trained parameters that are not the module's own (a closure?): they cannot be varied"
             return Traced(traced, {k: tuple(trained[k].shape) for k in names}, n, d)
         except AnyformerError:
             raise
