@@ -153,7 +153,7 @@ class Plan:
 
     def slip(self, form: Form) -> float:
         """How far the form may be off beyond rounding."""
-        return sum(abs(w) * self.slips.get(c, 0.0) for c, w in form.terms)
+        return sum((abs(w) * self.slips.get(c, 0.0) for c, w in form.terms), 0.0)
 
     def size(self, form: Form) -> float:
         """How large the form may be; infinite where that is not known."""
