@@ -31,7 +31,7 @@ bench: .venv/.dev
 	touch $@
 
 .venv/.demo: pyproject.toml constraints.txt | .venv/.created
-	$(BIN)/python -m pip install -q -c constraints.txt -e '.[viz,hf]'
+	$(BIN)/python -m pip install -q -c constraints.txt -e '.[viz,hf,exact]'
 	touch $@
 
 .venv/.dev: pyproject.toml constraints.txt | .venv/.created

@@ -73,7 +73,7 @@ class Run:
 class Generate:
     """Continue some tokens greedily, with a cache of keys and values where the class allows it.
 
-    Example: anyformer generate llama-program --tokens "3 1 4 1 5" --new-tokens 8
+    Example: anyformer generate llama-program --tokens "1 17 18 17 19" --new-tokens 8
     """
 
     program: Annotated[Positional[Path], arg(metavar="PROGRAM")]

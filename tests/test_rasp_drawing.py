@@ -150,3 +150,9 @@ def test_other_bad_input(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, as_shi
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(AnyformerError, match=r"needs matplotlib; install the extra: pip install 'anyformer\[viz\]'"):
         compiled("reverse").draw(path)
+
+
+def test_a_name_is_given_to_a_copy():
+    named_tokens = tokens.named("foo")
+    assert (named_tokens.label, tokens.label) == ("foo", None)
+    assert repr(tokens + 1) == "(tokens + 1)" and repr(named_tokens < 2) == "(foo < 2)"

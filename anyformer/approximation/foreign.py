@@ -167,7 +167,10 @@ def certify_module(
 ) -> Verdict:
     """The verdict on ``layers`` layers ``X + g(X)`` with parameters of their own, between feed-forward layers of any number."""
     if target == "causal":
-        raise AnyformerError("certify: group='causal' is for declared architectures; ask for a group of permutations here")
+        raise AnyformerError(
+            "certify: group='causal' is for declared architectures, as certify(Attention(2, 2, mask=Causal()), ..., group='causal'); "
+            "a module is asked about a group of permutations"
+        )
     name = type(module).__name__
     group = None if target == "auto" else group_of(target, tokens)
     claim = Claim(tokens, dim, layers, group, EQUIVARIANT)

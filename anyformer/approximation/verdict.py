@@ -150,7 +150,7 @@ class Verdict:
     def __str__(self) -> str:
         claim, m = self.claim, self.claim.layers
         where = f"n={claim.tokens}, {'every d' if claim.dim is None else f'd={claim.dim}'}, m={m}"
-        kinds = {True: "approximates every", False: "does not approximate every", None: "approximates every (not known)"}
+        kinds = {True: "approximates every", False: "does not approximate every", None: "may or may not approximate every"}
         lines = [
             f"{self.strength.upper()} for {where}: {self.subject} {kinds[self.holds]} {claim.target}"
             + ("" if claim.group is None else f" (G = {self.group_name})")

@@ -12,6 +12,7 @@ best selected key) and :func:`soft_aggregate` (one ordinary softmax head).
 
 import math
 from collections.abc import Callable
+from copy import copy
 from typing import Any
 
 from anyformer.errors import AnyformerError
@@ -27,8 +28,12 @@ class Sequence:
 
     def named(self, label: str) -> "Sequence":
         """The same sequence under a name, which coordinates, drawings and messages then use."""
-        self.label = label
-        return self
+        named = copy(self)
+        named.label = label
+        return named
+
+    def __repr__(self) -> str:
+        return printed(self)
 
     def map(self, function: Callable[[Value], Value] | str) -> "Sequence":
         """``function`` at every position."""
@@ -177,8 +182,12 @@ class Selector:
 
     def named(self, label: str) -> "Selector":
         """The same selector under a name."""
-        self.label = label
-        return self
+        named = copy(self)
+        named.label = label
+        return named
+
+    def __repr__(self) -> str:
+        return printed(self)
 
     def __and__(self, other: "Selector") -> "Selector":
         return Combined(OPERATIONS["and"], (self, _selector(other)))

@@ -69,7 +69,7 @@ OPTIONS = ("mode", "tolerance", "attention", "dtype")
 Product = Callable[[Matrix, Matrix], Matrix]
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class AttentionSimulator:
     """The simulator of all layers of a class, compiled.
 
@@ -82,6 +82,9 @@ class AttentionSimulator:
     version: Version
     bound: int | float
     logits: int | float
+
+    def __repr__(self) -> str:
+        return f"AttentionSimulator({self.layer}, {self.version}, bound={self.bound:g}, logits={self.logits:g}: {self.compiled})"
 
     @classmethod
     def for_layer(

@@ -108,7 +108,7 @@ class Evaluator:
                 self.trace.labelled.add(id(value))
             elif value.label:
                 return
-            value.named(name)
+            value.label = name
 
     def _run_draw(self, statement: Tree) -> list[tuple[str, Any]]:
         _, tree, given = statement.children
