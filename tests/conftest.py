@@ -10,7 +10,7 @@ import pytest
 import torch
 from hypothesis import settings
 
-settings.register_profile("default", max_examples=25, deadline=None, derandomize=True)
+settings.register_profile("default", max_examples=16, deadline=None, derandomize=True)
 settings.register_profile("all", max_examples=200, deadline=None)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 
