@@ -100,7 +100,7 @@ def test_kill_9_at_any_moment_costs_nothing(reference: Path, tmp_path: Path, as_
     moments, kills = random.Random(5), 0
     for _ in range(25):
         process = child(lambda: run_training(CONFIG, tmp_path, checkpoint_every=0.0))
-        process.join(moments.uniform(0.0, 0.12))
+        process.join(moments.uniform(0.0, 0.04))
         if not process.is_alive():
             break
         process.kill()
