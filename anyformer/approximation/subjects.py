@@ -193,7 +193,7 @@ def _pair(subject: Subject, parameters: dict[str, Tensor], x: Tensor) -> Tensor 
     """The output on two sequences at once; None where such a batch is refused."""
     try:
         return subject.apply(parameters, x.clone())
-    except Exception:
+    except Exception:  # somebody else's forward: whatever it raises, it refuses batches
         return None
 
 
@@ -244,5 +244,5 @@ def _noise(subject: Subject, trial: _Trial, x: Tensor) -> float:
     try:
         other = short.apply({k: v.float() for k, v in subject.draw(START).items()}, x.float())
         return max(float((other.double() - out).abs().max()), least)
-    except Exception:
+    except Exception:  # somebody else's forward: whatever it raises, it does not run in float32
         return max(1e-6, least)

@@ -260,9 +260,8 @@ def _counts(d: int, h: int) -> tuple[int, int, int]:
     what is gathered for X A and X V; the entries of scores and of X; the carried values; maximum and validity; the averages over rows."""
     heads = (d + 2 * h * d) + (h + 1) * d + h * d + 2 + (d + 1)
     written = (d + 2 * h * d) + (h + 1) * d + h * d + 1 + h + h * (d + 1)
-    units = (
-        2 * h * d + h * d + 3 * h + h * d + 4 * h + 4
-    )  # products; exp and its bounds; weights times values; quotients; bounds of the output
+    # products; exp and its bounds; weights times values; quotients; bounds of the output
+    units = 2 * h * d + h * d + 3 * h + h * d + 4 * h + 4
     return heads, written, units
 
 

@@ -66,7 +66,8 @@ class Realisation(Workshop):
             return self.error(k) + off
         if off > distance(found.codes()) / 4:
             raise CannotCompile(
-                Refusal.ROUNDING, f"{self.known.text(k)} may be off by {off:.1e}, too much for its values; use mode='analytic'"
+                Refusal.ROUNDING,
+                f"{self.known.text(k)} may be off by {off:.1e}, too much for its values; {self.tables.steps.advice}",
             )
         return self.error(k)
 

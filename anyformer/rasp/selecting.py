@@ -87,7 +87,7 @@ class Selectors:
             raise CannotCompile(
                 Refusal.ROUNDING,
                 f"its score reads differences of ReLU units and may be off by {sum(off):.1e}: at most 0.12 is safe, and {self._of.tie / 4:.1e} "
-                "between keys that are selected together; use mode='analytic'" + (" or float64" if self._of.eps > 1e-10 else ""),
+                f"between keys that are selected together; {self._of.tables.steps.advice}",
             )
 
     def _factors(self, r: int, negated: bool) -> list[tuple[int, bool]]:

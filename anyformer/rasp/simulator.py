@@ -262,9 +262,8 @@ def _head(
     scores = scores.map(lambda values: assume(layer.scale * values, -logits, logits))
     if layer.padding:
         column = given["valid"].at(tuple(given["valid"].position(0, p % layer.n) for p in range(layer.n**2)))
-        below = apply(
-            "relu", (1 - assume(column, 0.0, 1.0)) * (2.0 * logits + MASKED)
-        )  # a unit: its 0 is exact, and takes no digit from a score
+        # a unit: its 0 is exact, and takes no digit from a score
+        below = apply("relu", (1 - assume(column, 0.0, 1.0)) * (2.0 * logits + MASKED))
         scores = scores.map(lambda values: values - below)
 
     def kept(i: int, j: int) -> bool:

@@ -153,7 +153,7 @@ class Smooth:
             )
         low, high = (at - 0.75 * gap, at - 0.25 * gap) if inclusive else (at + 0.25 * gap, at + 0.75 * gap)
         step, largest = Step(low, high, 1.0), largest + error
-        return tables.steps.units(x, step, largest), tables.steps.slip(x, [step], largest)
+        return tables.steps.units(x, step, largest), tables.steps.slip(x, step, largest)
 
     def _compared(self, name: str, text: str, x: list[Form], r: list[Real], e: list[float], tables: Tabulation) -> Form:
         z = x[0] - x[1]

@@ -42,9 +42,14 @@ class Steps:
         self.eps = eps
 
     @property
+    def single(self) -> bool:
+        """Whether the dtype is float32."""
+        return self.eps > 1e-10
+
+    @property
     def coarse(self) -> bool:
         """Whether steps are differences in a dtype that holds seven digits."""
-        return self.mode == "standard" and self.eps > 1e-10
+        return self.mode == "standard" and self.single
 
     def units(self, z: Form, step: Step, largest: float) -> list[Part]:
         """The units of one step; |z| is at most ``largest``."""
@@ -54,23 +59,20 @@ class Steps:
         gate = slope * (z - number(low))
         return [step.height * Part("relu", gate), -step.height * Part("relu", gate - number(1.0))]
 
-    def slip(self, z: Form, steps: Sequence[Step], largest: float) -> float:
-        """A bound of the error that rounding leaves in the sum of the steps."""
+    def slip(self, z: Form, step: Step, largest: float) -> float:
+        """A bound of the error that rounding leaves in a step."""
         if self.mode == "analytic":
             return 0.0
-        total = 0.0
-        for step in steps:
-            slope, low = self._ramp(step, largest)
-            size = slope * (max(0.0, largest - low) if len(z.terms) == 1 else largest + abs(low)) + 1.0
-            total += abs(step.height) * size
-        return 4 * self.eps * total
+        slope, low = self._ramp(step, largest)
+        size = slope * (max(0.0, largest - low) if len(z.terms) == 1 else largest + abs(low)) + 1.0
+        return 4 * self.eps * abs(step.height) * size
 
     def measured(self, z: Sequence[np.ndarray], steps: Sequence[Step], levels: np.ndarray, largest: float) -> float:
         """The error of the sum of the steps where z is the sum of these terms and the sum should be ``levels``; 0 where it is rounding of
         the levels alone."""
         if self.mode == "analytic":
             return 0.0
-        dtype = np.float32 if self.eps > 1e-10 else np.float64
+        dtype = np.float32 if self.single else np.float64
         total = np.zeros(levels.shape, dtype)
         for step in steps:
             slope, low = self._ramp(step, largest)
@@ -80,13 +82,17 @@ class Steps:
         error = float(np.abs(total.astype(np.float64) - levels).max(initial=0.0))
         return SAFETY * error if error > 16 * self.eps * float(np.abs(levels).max(initial=0.0)) else 0.0
 
+    @property
+    def advice(self) -> str:
+        """What to do where rounding spoils a step."""
+        return "use mode='analytic'" + (" or float64" if self.single else "")
+
     def require(self, slip: float, least: float) -> None:
         """Refuse what rounding may spoil: values that are ``least`` apart."""
         if slip > least / 64:
             raise CannotCompile(
                 Refusal.ROUNDING,
-                f"as differences of ReLU units it may be off by {slip:.1e} in {'float32' if self.eps > 1e-10 else 'float64'}; "
-                "use mode='analytic'" + (" or float64" if self.eps > 1e-10 else ""),
+                f"as differences of ReLU units it may be off by {slip:.1e} in {'float32' if self.single else 'float64'}; {self.advice}",
             )
 
     def _ramp(self, step: Step, largest: float) -> tuple[float, float]:
