@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional as F
 
 pytest.importorskip("flint")
 
@@ -122,3 +123,22 @@ def test_parameters_of_a_closure_cannot_be_varied():
     module.forward = lambda x: inner(x)
     verdict = certify(module, tokens=N, dim=2, group="symmetric")
     assert verdict.strength == "unknown"
+
+
+@pytest.mark.parametrize(
+    "f, d",
+    [
+        (lambda m, x: mean(F.normalize(m.v(x), dim=-1)), 1),
+        (lambda m, x: mean(m.v(x) / m.v(x).abs()), 1),
+        (lambda m, x: mean(m.v(x) / m.v(x).square().sqrt()), 1),
+        (lambda m, x: mean(F.layer_norm(m.v(x), (2,), eps=0.0)), 2),
+    ],
+)
+def test_steps_written_without_a_choice_are_steps(f, d):
+    verdict = certify(Of(f, d=d), tokens=2, dim=d, group="symmetric")
+    assert verdict.strength == "unknown" and "a step" in verdict.reason
+
+
+def test_a_direction_is_no_step():
+    module = Of(lambda m, x: mean(F.normalize(m.v(x), dim=-1)), d=2)
+    assert certify(module, tokens=2, dim=2, group="symmetric").strength == "certified-at-samples"
