@@ -16,7 +16,6 @@ import tyro
 
 from anyformer.errors import AnyformerError
 from anyformer.options import (
-    AnyTask,
     Certify,
     Compile,
     CostCommand,
@@ -30,9 +29,9 @@ from anyformer.options import (
     Simulate,
     Specialize,
     Tasks,
-    Train,
     Verify,
 )
+from anyformer.train_options import AnyTask, Train
 
 
 @dataclass(frozen=True)

@@ -22,9 +22,9 @@ from anyformer.learning.sinks import TrackioSink
 from anyformer.learning.sizes import Sizes, sizes
 from anyformer.learning.training import TrainingConfig
 from anyformer.memory import keep_freed_memory
-from anyformer.options import TRAINED, Dense, Folder, Full, Sparse, Train
 from anyformer.targets.transformer import TransformerConfig
 from anyformer.tasks import Task
+from anyformer.train_options import TRAINED, Dense, Folder, Full, Sparse, Train
 
 # --- which options there are ------------------------------------------------------------------------------------------------
 

@@ -107,3 +107,12 @@ def test_the_readme_holds_the_measured_figures() -> None:
         assert file.name == "measure.py" or f"benchmarks/{file.name}" in output
     for figure in re.findall(r"^holds: (?!slope|seconds to).*: ([0-9.e+-]+) \(", output, re.M):
         assert figure in readme or "ratio of conditions" in output, figure
+
+
+def test_the_page_lists_every_family() -> None:
+    pytest.importorskip("flint")
+    from anyformer.approximation.families import FAMILIES
+
+    text = (ROOT / "docs" / "certify.md").read_text(encoding="utf-8")
+    listed = text.split("Families by name: ")[1].split(".\n")[0].replace("\n", " ")
+    assert listed.split(", ") == list(FAMILIES)
