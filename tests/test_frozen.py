@@ -98,7 +98,7 @@ def test_every_run_and_every_gradient_is_the_literal_machines(kind, options, hea
     mask=st.sampled_from([Causal(), Bidirectional(), Window(3, 2)]),
 )
 def test_long_rows_step_first_from_the_tables(kind, residual, heads, layers, length, positions, few, mask):
-    """Rows at least twice as long as the vocabulary are never gathered, and long causal ones are cut in halves."""
+    """Rows at least twice as long as the vocabulary are never gathered, and long causal ones are cut in blocks of queries."""
     stage = StageClass((BranchClass(Attention(heads, 2, mask=mask)),))
     machine = kind.for_class(NetworkClass((stage,) * min(layers, 4 - heads), VOCAB), residual=residual)
     made = learner(machine, length, length=length if positions else None)

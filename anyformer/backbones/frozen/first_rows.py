@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from anyformer.backbones.frozen.first_step import first_step, shared_places
+from anyformer.backbones.frozen.first_step import Cut, cuts, first_step, shared_places
 from anyformer.backbones.frozen.products import product
 from anyformer.backbones.frozen.recipe import FrozenRecipe
 from anyformer.backbones.frozen.tables import StreamTables
@@ -31,6 +31,7 @@ class FirstRows:
     tokens: Int[Tensor, "batch n"]
     scale: Float[Tensor, "batch n"]
     shift: Float[Tensor, "batch n"]
+    cut: tuple[Cut, ...]
 
     @staticmethod
     def of(
@@ -40,8 +41,10 @@ class FirstRows:
         tokens: Int[Tensor, "batch n"],
         x: Float[Tensor, "batch n m"],
         ctx: Context,
+        queries: int | None = None,
     ) -> "FirstRows | None":
-        """None where these are no fewer rows, and where sequences of the batch stand at different positions: their rows are not shared."""
+        """``queries``: how many places are chosen (None: all). None where these are no fewer rows, and where sequences of the batch stand at
+        different positions: their rows are not shared."""
         rows, order = tables.tokens, shared_places(ctx)
         if len(rows) + tokens.shape[1] + 2 >= tokens.numel() or order is None:
             return None
@@ -53,15 +56,16 @@ class FirstRows:
             scale = torch.rsqrt(x.var(-1, correction=0) + recipe.norm_eps)
             shift = x.mean(-1) * scale
         listed = torch.cat([torch.cat([rows, *placed]) * gain, gain[None], bias[None]])
-        return FirstRows(listed, routes, len(order) if placed else 0, tokens, scale, shift)
+        return FirstRows(
+            listed, routes, len(order) if placed else 0, tokens, scale, shift, cuts(recipe.attention, order, queries)
+        )
 
     def route(self, patterns: Float[Tensor, "batch heads q n"], onto: Tensor | None) -> Float[Tensor, "batch q m"]:
         """``[onto +] sum_h A_h Y R_h``."""
-        queries, n = patterns.shape[2:]
         moved = torch.cat([product(self.rows, route) for route in self.routes], 1)  # the heads side by side
         table, places, norm = moved.split([len(moved) - self.count - 2, self.count, 2])
         scaled = patterns * self.scale[:, None, None]
-        _, out = first_step(scaled, self.tokens, table, places if self.count else None, ((0, queries, n),), 0)
+        _, out = first_step(scaled, self.tokens, table, places if self.count else None, self.cut, 0)
         shares = torch.stack([-(patterns @ self.shift[:, None, :, None])[..., 0], patterns.sum(-1)], -1)
         out = out + shares.transpose(1, 2).flatten(2) @ norm.unflatten(1, (len(self.routes), -1)).transpose(0, 1).flatten(0, 1)
         return out if onto is None else onto + out

@@ -197,10 +197,11 @@ def unfolded_logits(
         pattern = attention_pattern(recipe.attention, own, ctx)
         if observe is not None:
             observe(layer, own, pattern)
-        first = None
+        first, last = None, layer == recipe.layers - 1
         if layer == 0 and isinstance(layer_maps, DenseMaps):
-            first = FirstRows.of(recipe, layer_maps.routes, tables, tokens, x, ctx)
-        if layer == recipe.layers - 1:
+            chosen = queries.shape[1] if last and queries is not None else None
+            first = FirstRows.of(recipe, layer_maps.routes, tables, tokens, x, ctx, chosen)
+        if last:
             pattern, x = at_queries(pattern, queries), at_queries(x, queries)
         onto = x if recipe.residual else None
         x = layer_maps.route(pattern, y, onto) if first is None else first.route(pattern, onto)
