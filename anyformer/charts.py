@@ -47,22 +47,26 @@ def save_figure(figure: Any, path: Path) -> None:
 
 
 def draw_curves(
-    path: Path, curves: dict[str, dict[str, list[list[list[int | float]]]]], floors: dict[str, float], title: str
+    path: Path,
+    curves: dict[str, dict[str, list[list[list[int | float]]]]],
+    models: Sequence[str],
+    floors: dict[str, float],
+    title: str,
 ) -> None:
     """Held-out accuracy against steps: a panel a task and variant, a line a model (thin: its seeds), dashed the best trivial baseline.
 
-    ``curves[panel][model]`` holds [step, accuracy] of every evaluation, a list a seed.
+    ``curves[panel][model]`` holds [step, accuracy] of every evaluation, a list a seed; each of ``models`` has its colour in all panels.
     """
     plt = pyplot()
     columns = min(5, len(curves))
     rows = -(-len(curves) // columns)
     figure, axes = plt.subplots(rows, columns, figsize=(3.1 * columns, 2.5 * rows), squeeze=False, sharey=True)
-    colours: dict[str, str] = dict(zip(("sparse", "random", "full"), COLOURS[1:], strict=False))
+    colours = dict(zip(models, COLOURS[1:], strict=False))
     for axis in axes.flat[len(curves) :]:
         axis.set_axis_off()
-    for axis, (panel, models) in zip(axes.flat, curves.items(), strict=False):
+    for axis, (panel, shown) in zip(axes.flat, curves.items(), strict=False):
         axis.axhline(floors[panel], **BOUND)
-        for i, (model, seeds) in enumerate(models.items()):
+        for i, (model, seeds) in enumerate(shown.items()):
             for number, seed in enumerate(seeds):
                 steps, accuracies = zip(*seed, strict=True)
                 label = model if number == 0 else None

@@ -295,9 +295,14 @@ def show_table(name: str, result: dict[str, Any], folder: Any) -> None:
     OUT.print(table)
     empty = sum(not row.accuracy for row in result["rows"])
     show(f"{empty} of {len(result['rows'])} rows were not run" if empty else "every row was run")
-    for run, reason in result["failures"].items():
-        show(f"run {run} failed: {reason}")
+    show_failures(result["failures"])
     show(f"wrote {folder / name}.json, {name}.md and figures")
+
+
+def show_failures(failures: dict[str, str]) -> None:
+    """A line a run that failed."""
+    for run, reason in failures.items():
+        show(f"run {run} failed: {reason}")
 
 
 def show_limits(result: dict[str, Any]) -> None:

@@ -189,13 +189,16 @@ class Reproduce:
     """
 
     table: Annotated[
-        Positional[Literal["table1", "table2", "learnability", "rasp", "simulator", "universality", "universality-training"]],
+        Positional[
+            Literal["table1", "table2", "learnability", "bfloat16", "rasp", "simulator", "universality", "universality-training"]
+        ],
         arg(metavar="TABLE"),
     ]
     """table1: five tasks, without and with residual & norm; table2: the ablation; learnability: which choice lets attention-only
-    programs be learned (1-hop at the paper's size, whatever the profile); rasp: random programs, compiled against interpreted (quick: 500,
-    paper: 10,000); simulator: error and size of the universal simulator of attention; universality: which attention is universal,
-    claims and verdicts (minutes); universality-training: certified and impossible stacks trained on one target."""
+    programs be learned (1-hop at the paper's size, whatever the profile); bfloat16: what rounded products do to a learning curve;
+    rasp: random programs, compiled against interpreted (quick: 500, paper: 10,000); simulator: error and size of the universal simulator
+    of attention; universality: which attention is universal, claims and verdicts (minutes); universality-training: certified and
+    impossible stacks trained on one target."""
     profile: Literal["quick", "paper"] = "quick"
     """quick: small models, 200 steps, no claim about the paper's figures; paper: its H, L, d and m (hours)."""
     seeds: tuple[int, ...] = (0,)

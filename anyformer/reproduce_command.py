@@ -79,18 +79,36 @@ def _table(options: Reproduce) -> tuple[dict[str, Any], int]:
 
 
 def _learnability(options: Reproduce) -> tuple[dict[str, Any], int]:
-    from anyformer.console import reproduce_progress, show
     from anyformer.experiments import learnability
 
     said = " ".join(["anyformer reproduce learnability --seeds", *map(str, options.seeds)])
+    count, where = len(learnability.CHOICES) + len(learnability.RANDOM), (options.output, options.seeds, options.runs)
+    return _trained(options, "learnability", "lines", count, lambda *sweep: learnability.run(*where, *sweep, command=said))
+
+
+def _rounded_products(options: Reproduce) -> tuple[dict[str, Any], int]:
+    from anyformer.experiments import rounded_products
+
+    said = " ".join(["anyformer reproduce bfloat16 --profile", options.profile, "--seeds", *map(str, options.seeds)])
+    count, where = len(rounded_products.PRODUCTS), (options.output, options.profile, options.seeds, options.runs)
+    return _trained(options, "bfloat16", "pairs", count, lambda *sweep: rounded_products.run(*where, *sweep, command=said))
+
+
+def _trained(
+    options: Reproduce, name: str, rows: str, count: int, run: Callable[..., dict[str, Any]]
+) -> tuple[dict[str, Any], int]:
+    """An experiment of ``count`` runs a seed, ``run(executor, report)``: its table is printed, then the runs that failed."""
+    from anyformer.console import reproduce_progress, show, show_failures
+
     with contextlib.ExitStack() as stack:
         executor = stack.enter_context(_engine(options))
-        count = (len(learnability.CHOICES) + len(learnability.RANDOM)) * len(options.seeds)
-        report = stack.enter_context(reproduce_progress(quiet=options.as_json, runs=count))
-        result = learnability.run(options.output, options.seeds, options.runs, executor, command=said, report=report)
+        report = stack.enter_context(reproduce_progress(quiet=options.as_json, runs=count * len(options.seeds)))
+        result = run(executor, report)
     if not options.as_json:
-        show(learnability.markdown(result["lines"], said))
-    return result | {"lines": [asdict(line) for line in result["lines"]]}, 1 if result["failures"] else 0
+        show((options.output / f"{name}.md").read_text(encoding="utf-8"))
+        show_failures(result["failures"])
+        show(f"wrote {options.output / name}.json and .md")
+    return result | {rows: [asdict(row) for row in result[rows]]}, 1 if result["failures"] else 0
 
 
 def _engine(options: Reproduce) -> Any:
@@ -100,6 +118,7 @@ def _engine(options: Reproduce) -> Any:
 
 
 TABLES = {
+    "bfloat16": _rounded_products,
     "learnability": _learnability,
     "rasp": _random_programs,
     "simulator": _simulator,

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from anyformer.experiments.learned import Cell, run_config
-from anyformer.experiments.report import require_writable, write
+from anyformer.experiments.report import require_seeds, require_writable, write
 from anyformer.experiments.tables import spelled
 from anyformer.learning.frozen_machine import FrozenMachine
 from anyformer.learning.runs import RunConfig
@@ -69,10 +69,11 @@ def run(
     seeds: Sequence[int],
     runs: Path,
     executor: Executor | None = None,
-    command: str = "",
     report: SweepReport | None = None,
+    command: str = "",
 ) -> dict[str, Any]:
     """Train every line, write ``learnability.json`` and ``.md``; returns the lines and the failures."""
+    require_seeds(seeds)
     require_writable(folder)
     configs = {(choice, seed): config_of(choice, seed) for choice in (*CHOICES, *RANDOM) for seed in seeds}
     done = sweep(configs.values(), executor, runs, report)

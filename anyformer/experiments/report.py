@@ -2,7 +2,7 @@
 
 import json
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,12 @@ def require_writable(folder: Path) -> None:
             pass
     except OSError as error:
         raise AnyformerError(f"{folder} cannot be written: {error.strerror or error}") from None
+
+
+def require_seeds(seeds: Sequence[int]) -> None:
+    """Raise unless there is a seed and none is there twice."""
+    if not seeds or len(set(seeds)) < len(seeds):
+        raise AnyformerError(f"reproduce: different seeds expected, got {list(seeds)}")
 
 
 def counted(total: int, report: Report | None) -> Callable[[str], None]:

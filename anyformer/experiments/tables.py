@@ -25,7 +25,7 @@ from anyformer.charts import draw_curves
 from anyformer.compiling import compile
 from anyformer.errors import AnyformerError
 from anyformer.experiments.learned import KINDS, PAPER, PROFILES, VARIANTS, Cell, run_config, sizes_of, task_called
-from anyformer.experiments.report import require_writable, write
+from anyformer.experiments.report import require_seeds, require_writable, write
 from anyformer.learning.models import FullyTrained
 from anyformer.learning.runs import RunConfig, RunResult
 from anyformer.learning.sweeps import SweepReport, sweep
@@ -113,8 +113,7 @@ def run(
         raise AnyformerError(
             f"reproduce: {', '.join(TABLES)} and profiles {', '.join(PROFILES)} exist, got {table!r}, {profile!r}"
         )
-    if not seeds or len(set(seeds)) < len(seeds):
-        raise AnyformerError(f"reproduce: different seeds expected, got {list(seeds)}")
+    require_seeds(seeds)
     require_writable(folder)
     before = read_rows(folder / f"{table}.json")
     wanted = cells(table, profile, only)
@@ -145,7 +144,7 @@ def _draw(table: str, profile: str, rows: Sequence[Row], path: Path) -> None:
             curves.setdefault(panel, {})[row.model] = row.curves
             lowest[panel] = max(row.baselines.values())
     if curves:
-        draw_curves(path, curves, lowest, f"{table}, profile {profile}: dashed, the best predictor without understanding")
+        draw_curves(path, curves, KINDS, lowest, f"{table}, profile {profile}: dashed, the best predictor without understanding")
 
 
 def _order(table: str) -> Iterator[tuple[str, str, str, str]]:

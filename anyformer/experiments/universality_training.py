@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from anyformer.approximation import certify, cyclic, dihedral, equivariant_attention, family
-from anyformer.experiments.report import Report, counted, require_writable, write
+from anyformer.experiments.report import Report, counted, require_seeds, require_writable, write
 from anyformer.operators import Attention, Context, Operator
 
 TOKENS, DIM, HIDDEN = 5, 1, 32
@@ -165,6 +165,7 @@ def train(target: Callable[[Tensor], Tensor], layers: list[nn.Module], seed: int
 
 def run(folder: Path, seeds: Sequence[int], command: str, report: Report | None = None, steps: int = STEPS) -> dict[str, Any]:
     """Train all pairs, write ``universality-training.json`` and ``.md``."""
+    require_seeds(seeds)
     require_writable(folder)
     tick = counted(sum(len(pair.stacks) for pair in PAIRS), report)
     lines = []

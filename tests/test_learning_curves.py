@@ -1,0 +1,101 @@
+"""``anyformer reproduce learnability | bfloat16``: what the runs are, what the files say, and what happens to runs that fail."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from anyformer.cli import main
+from anyformer.errors import AnyformerError
+from anyformer.experiments import learnability, learned, rounded_products, tables
+from anyformer.experiments.rounded_products import PRODUCTS, Pair, config_of
+from anyformer.learning.runs import RunConfig, run_training
+from anyformer.learning.sweeps import SweepResult
+
+
+@pytest.fixture
+def tiny(monkeypatch):
+    """Runs of two steps, trained in this process; those that the list names fail."""
+    failing: list[str] = []
+    training_of = learned.training_of
+
+    def short(cell, seed):
+        less = dict(steps=2, batch_size=2, warm_up=1, evaluate_every=1, evaluation_size=2, stop_at=None)
+        return replace(training_of(cell, seed), **less)
+
+    def here(configs, executor, folder, report):
+        wanted = [config for config in configs if config.name not in failing]
+        return SweepResult(tuple(run_training(c, folder) for c in wanted), tuple((name, "out of luck") for name in failing), ())
+
+    monkeypatch.setattr(learned, "training_of", short)
+    monkeypatch.setattr(tables, "FLOOR_ROWS", 200)
+    monkeypatch.setattr(learnability, "STEPS", 2)
+    monkeypatch.setattr(learnability, "BATCH", 2)
+    monkeypatch.setattr(learnability, "CHOICES", {name: learnability.CHOICES[name] for name in ("base", "no position rows")})
+    monkeypatch.setattr(learnability, "RANDOM", {"random machine, by its reads": {}})
+    for module in (learnability, rounded_products):
+        monkeypatch.setattr(module, "sweep", here)
+    tables.floors.cache_clear()
+    yield failing
+    tables.floors.cache_clear()
+
+
+def run(tmp_path, *arguments: str) -> int:
+    return main(["reproduce", *arguments, "--runs", str(tmp_path / "runs"), "-o", str(tmp_path / "out")])
+
+
+@pytest.mark.parametrize("profile", ["quick", "paper"])
+def test_a_pair_differs_in_the_dtype_of_its_products_alone(profile):
+    exact, rounded = (config_of(products, profile, 3) for products in PRODUCTS)
+    assert exact != rounded and RunConfig.from_json(rounded.to_json()) == rounded
+    assert replace(rounded, model=replace(rounded.model, products="float32")) == exact
+    cell = learned.Cell("1-hop", "residual+norm", "random", profile)
+    assert exact == learned.run_config(cell, 3), "a finished run of table 1 is read, not trained again"
+
+
+def test_what_two_curves_say():
+    exact = [[100, 0.3], [200, 0.8], [300, 0.91], [400, 0.97]]
+    rounded = [[100, 0.9], [200, 0.5], [300, 0.89]]  # stopped earlier
+    pair = Pair.of(7, dict(zip(PRODUCTS, (exact, rounded), strict=True)))
+    assert pair.accuracy == {"float32": 97.0, "bfloat16": 89.0} and pair.steps_to_90 == {"float32": 300, "bfloat16": 100}
+    assert pair.apart == 30.0, "at step 200, the first of the second half of 300 common steps"
+    never = Pair.of(7, dict(zip(PRODUCTS, (exact[:2], rounded[:1]), strict=True)))
+    assert never.steps_to_90 == {"float32": None, "bfloat16": 100} and never.apart == 60.0
+
+
+def test_curves_of_rounded_products_are_written(tiny, tmp_path, capsys):
+    assert run(tmp_path, "bfloat16", "--seeds", "0", "1") == 0
+    said = capsys.readouterr().out
+    written = json.loads((tmp_path / "out" / "bfloat16.json").read_text())
+    assert written["command"] == "anyformer reproduce bfloat16 --profile quick --seeds 0 1"
+    assert [pair["seed"] for pair in written["pairs"]] == [0, 1] and "| 1 |" in (tmp_path / "out" / "bfloat16.md").read_text()
+    for pair in written["pairs"]:
+        assert all([step for step, _ in pair["curves"][name]] == [1, 2] for name in PRODUCTS)
+    assert (tmp_path / "out" / "bfloat16.png").stat().st_size > 1000 and "apart at most" in said
+    tiny.append(config_of("bfloat16", "quick", 1).name)
+    assert run(tmp_path, "bfloat16", "--seeds", "0", "1") == 1
+    assert "failed: out of luck" in capsys.readouterr().out
+    assert [pair["seed"] for pair in json.loads((tmp_path / "out" / "bfloat16.json").read_text())["pairs"]] == [0]
+
+
+def test_choices_that_learn_are_written(tiny, tmp_path, capsys):
+    assert run(tmp_path, "learnability", "--seeds", "0") == 0
+    written = json.loads((tmp_path / "out" / "learnability.json").read_text())
+    assert [line["choice"] for line in written["lines"]] == ["base", "no position rows", "random machine, by its reads"]
+    assert all(line["seeds"] == [0] and 0 <= line["accuracy"][0] <= 100 for line in written["lines"])
+    tiny.append(learnability.config_of("base", 0).name)
+    capsys.readouterr()
+    assert run(tmp_path, "learnability", "--seeds", "0", "--json") == 1
+    result = json.loads(capsys.readouterr().out)
+    assert list(result["failures"].values()) == ["out of luck"] and result["lines"][0]["seeds"] == []
+    assert "| base | 0 | not run |" in (tmp_path / "out" / "learnability.md").read_text()
+
+
+@pytest.mark.parametrize("name", ["learnability", "bfloat16"])
+def test_bad_input(name, tmp_path, capsys):
+    for arguments, message in ((["--seeds", "1", "1"], "different seeds"), (["--only", "*:*:*"], "is run whole")):
+        assert run(tmp_path, name, *arguments) == 2
+        said = capsys.readouterr().err
+        assert message in said and "Traceback" not in said and not (tmp_path / "runs").exists()
+    with pytest.raises(AnyformerError, match="different seeds"):
+        learnability.run(tmp_path, (), tmp_path / "runs")
