@@ -284,8 +284,11 @@ def _certify(options: Certify) -> tuple[dict[str, Any], int]:
 
 
 def _train(options: Train[Any, Any]) -> tuple[dict[str, Any], int]:
+    from anyformer.learning.ranks import by_torchrun
     from anyformer.train_command import train
 
+    if by_torchrun()[0] > 0:
+        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # for good: the first process speaks for all
     return train(options), 0
 
 

@@ -11,9 +11,17 @@ from anyformer.options import Reproduce
 
 def reproduce(options: Reproduce) -> tuple[dict[str, Any], int]:
     """Run the command."""
-    if options.only and options.table not in ("table1", "table2"):
-        raise AnyformerError(f"reproduce: --only chooses cells of table1 and table2; {options.table} is run whole")
-    return TABLES.get(options.table, _table)(options)
+    run, uses = EXPERIMENTS[options.table]
+    for name in ("profile", "seeds", "only", "engine", "runs"):
+        if name not in uses and getattr(options, name) != Reproduce.__dataclass_fields__[name].default:
+            raise AnyformerError(f"reproduce: {options.table} has no --{name}; it takes {_listed(uses)}")
+    if options.table == "rasp" and len(options.seeds) != 1:
+        raise AnyformerError(f"reproduce: rasp takes one seed, got {list(options.seeds)}")
+    return run(options)
+
+
+def _listed(uses: tuple[str, ...]) -> str:
+    return ", ".join(f"--{name}" for name in (*uses, "output", "json"))
 
 
 def _simulator(options: Reproduce) -> tuple[dict[str, Any], int]:
@@ -91,7 +99,9 @@ def _rounded_products(options: Reproduce) -> tuple[dict[str, Any], int]:
 
     said = " ".join(["anyformer reproduce bfloat16 --profile", options.profile, "--seeds", *map(str, options.seeds)])
     count, where = len(rounded_products.PRODUCTS), (options.output, options.profile, options.seeds, options.runs)
-    return _trained(options, "bfloat16", "pairs", count, lambda *sweep: rounded_products.run(*where, *sweep, command=said))
+    return _trained(
+        options, f"bfloat16-{options.profile}", "pairs", count, lambda *sweep: rounded_products.run(*where, *sweep, command=said)
+    )
 
 
 def _trained(
@@ -117,12 +127,16 @@ def _engine(options: Reproduce) -> Any:
     return RayExecutor() if options.engine == "ray" else contextlib.nullcontext()
 
 
-TABLES = {
-    "bfloat16": _rounded_products,
-    "learnability": _learnability,
-    "rasp": _random_programs,
-    "simulator": _simulator,
-    "universality": _universality,
-    "universality-training": _universality_training,
+Experiment = tuple[Callable[[Reproduce], tuple[dict[str, Any], int]], tuple[str, ...]]
+TRAINED = ("seeds", "engine", "runs")
+EXPERIMENTS: dict[str, Experiment] = {
+    "table1": (_table, ("profile", "only", *TRAINED)),
+    "table2": (_table, ("profile", "only", *TRAINED)),
+    "learnability": (_learnability, TRAINED),
+    "bfloat16": (_rounded_products, ("profile", *TRAINED)),
+    "rasp": (_random_programs, ("profile", "seeds")),
+    "simulator": (_simulator, ("profile",)),
+    "universality": (_universality, ()),
+    "universality-training": (_universality_training, ("seeds",)),
 }
-"""Tables that are not trained cell by cell."""
+"""What runs each, and the options that it uses; any other that is given is refused."""

@@ -1,7 +1,5 @@
 """``anyformer train``: options become a configuration, the configuration a run."""
 
-import os
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -157,8 +155,6 @@ def _without_effect(given: Sparse) -> Iterator[str]:
 
 def train(options: Train[Task, Any]) -> dict[str, Any]:
     """Run the training that the options describe; returns what ``--json`` prints."""
-    if int(os.environ.get("RANK", "0")) > 0:  # under torchrun the first process speaks for all
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     require_size("train", "threads", options.threads)
     torch.set_num_threads(options.threads)
     config = run_config(options)

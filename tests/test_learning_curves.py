@@ -66,16 +66,18 @@ def test_what_two_curves_say():
 def test_curves_of_rounded_products_are_written(tiny, tmp_path, capsys):
     assert run(tmp_path, "bfloat16", "--seeds", "0", "1") == 0
     said = capsys.readouterr().out
-    written = json.loads((tmp_path / "out" / "bfloat16.json").read_text())
+    written = json.loads((tmp_path / "out" / "bfloat16-quick.json").read_text())
     assert written["command"] == "anyformer reproduce bfloat16 --profile quick --seeds 0 1"
-    assert [pair["seed"] for pair in written["pairs"]] == [0, 1] and "| 1 |" in (tmp_path / "out" / "bfloat16.md").read_text()
+    assert [pair["seed"] for pair in written["pairs"]] == [0, 1] and "| 1 |" in (
+        tmp_path / "out" / "bfloat16-quick.md"
+    ).read_text()
     for pair in written["pairs"]:
         assert all([step for step, _ in pair["curves"][name]] == [1, 2] for name in PRODUCTS)
-    assert (tmp_path / "out" / "bfloat16.png").stat().st_size > 1000 and "apart at most" in said
+    assert (tmp_path / "out" / "bfloat16-quick.png").stat().st_size > 1000 and "apart at most" in said
     tiny.append(config_of("bfloat16", "quick", 1).name)
     assert run(tmp_path, "bfloat16", "--seeds", "0", "1") == 1
     assert "failed: out of luck" in capsys.readouterr().out
-    assert [pair["seed"] for pair in json.loads((tmp_path / "out" / "bfloat16.json").read_text())["pairs"]] == [0]
+    assert [pair["seed"] for pair in json.loads((tmp_path / "out" / "bfloat16-quick.json").read_text())["pairs"]] == [0]
 
 
 def test_choices_that_learn_are_written(tiny, tmp_path, capsys):
@@ -93,9 +95,25 @@ def test_choices_that_learn_are_written(tiny, tmp_path, capsys):
 
 @pytest.mark.parametrize("name", ["learnability", "bfloat16"])
 def test_bad_input(name, tmp_path, capsys):
-    for arguments, message in ((["--seeds", "1", "1"], "different seeds"), (["--only", "*:*:*"], "is run whole")):
+    for arguments, message in ((["--seeds", "1", "1"], "different seeds"), (["--only", "*:*:*"], "has no --only")):
         assert run(tmp_path, name, *arguments) == 2
         said = capsys.readouterr().err
         assert message in said and "Traceback" not in said and not (tmp_path / "runs").exists()
     with pytest.raises(AnyformerError, match="different seeds"):
         learnability.run(tmp_path, (), tmp_path / "runs")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["universality", "--profile", "paper"], "universality has no --profile; it takes --output, --json"),
+        (["simulator", "--seeds", "1"], "simulator has no --seeds; it takes --profile, --output, --json"),
+        (["learnability", "--profile", "paper"], "learnability has no --profile; it takes --seeds, --engine, --runs, --output"),
+        (["rasp", "--engine", "ray"], "rasp has no --engine"),
+        (["rasp", "--seeds", "1", "2"], "rasp takes one seed, got [1, 2]"),
+        (["universality-training", "--runs", "elsewhere"], "universality-training has no --runs"),
+    ],
+)
+def test_an_option_without_effect_is_refused(arguments, message, capsys):
+    assert main(["reproduce", *arguments]) == 2
+    assert message in capsys.readouterr().err

@@ -12,10 +12,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from anyformer.cli import main
 from anyformer.errors import AnyformerError
 from anyformer.learning.checkpoints import checkpoints
 from anyformer.learning.models import FullyTrained
-from anyformer.learning.ranks import ALONE, Ranks
+from anyformer.learning.ranks import ALONE, Ranks, by_torchrun
 from anyformer.learning.runs import RunConfig, read_run, run_training
 from anyformer.learning.training import Training, TrainingConfig
 from anyformer.targets.transformer import Transformer, TransformerConfig
@@ -104,3 +105,22 @@ def test_the_shares_of_ranks_make_up_the_gradient(float64):
 def test_more_processes_than_rows():
     with pytest.raises(AnyformerError, match="8 processes need at least as many rows a batch, got 5"):
         Training(CONFIG.model.build(CONFIG.task, 0), CONFIG.task, BRIEF, Ranks(0, 8))
+
+
+@pytest.mark.parametrize(
+    ("rank", "size", "wanted"),
+    [("1", "2", (1, 2)), ("0", "4", (0, 4)), ("1", "", (0, 1)), ("", "2", (0, 1)), ("1", "1", (0, 1)), ("x", "y", (0, 1))],
+)
+def test_what_torchrun_says(rank, size, wanted, monkeypatch):
+    for name, value in (("RANK", rank), ("WORLD_SIZE", size)):
+        monkeypatch.setenv(name, value) if value else monkeypatch.delenv(name, raising=False)
+    assert by_torchrun() == wanted
+
+
+@pytest.mark.parametrize(("ranks", "speaks"), [((1, 2), False), ((0, 2), True)])
+def test_the_first_process_speaks_for_all(ranks, speaks, monkeypatch, capsys):
+    monkeypatch.setattr("anyformer.learning.ranks.by_torchrun", lambda: ranks)
+    monkeypatch.setattr("anyformer.train_command.train", lambda options: {"accuracy": 1.0})
+    monkeypatch.setattr("sys.stdout", sys.stdout)  # put back afterwards
+    assert main(["train", "dyck", "--json"]) == 0
+    assert bool(capsys.readouterr().out) == speaks

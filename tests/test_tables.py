@@ -16,7 +16,7 @@ from anyformer.learning.frozen_machine import FrozenMachine
 from anyformer.learning.models import FullyTrained
 from anyformer.learning.runs import RunConfig
 from anyformer.operators import Context
-from anyformer.tasks import Curriculum, KHop
+from anyformer.tasks import Addition, Curriculum, KHop
 
 ROOT = Path(__file__).parent.parent
 
@@ -82,7 +82,11 @@ def test_a_table_is_trained_scored_written_and_not_trained_again(tmp_path):
     assert len(rows) == 40 == len(result["rows"]) and not result["failures"]
     for model in tables.MODELS:
         row = rows["1-hop", "none", model]
-        assert row.seeds == [0, 1] and len(row.accuracy) == len(row.accuracy_letters) == 2 and row.command == "this"
+        assert (
+            row.seeds == [0, 1]
+            and len(row.accuracy) == len(row.accuracy_letters) == 2
+            and row.command.startswith("this --only 1-hop:none:")
+        )
         assert all(0 <= a <= 100 for a in row.accuracy) and row.steps == [2, 2] and len(row.curves[0]) == 2
     compiled, full = rows["1-hop", "none", "compiled"], rows["1-hop", "none", "full"]
     assert compiled.accuracy == full.accuracy and compiled.m == rows["1-hop", "none", "sparse"].m and compiled.paper is None
@@ -101,7 +105,10 @@ def test_a_table_is_trained_scored_written_and_not_trained_again(tmp_path):
     again = tables.run(*given, only=("dyck:residual+norm:random",), command="that")
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / "runs").glob("*/finished.json")} == before
     kept = {row.key[:3]: row for row in again["rows"]}
-    assert kept["1-hop", "none", "full"] == full and kept["dyck", "residual+norm", "random"].command == "that"
+    assert (
+        kept["1-hop", "none", "full"] == full
+        and kept["dyck", "residual+norm", "random"].command == "that --only dyck:residual+norm:random"
+    )
 
 
 @pytest.mark.parametrize(
@@ -138,6 +145,10 @@ def test_a_curriculum_changes_its_task_at_a_step_and_is_measured_on_the_last():
     for index, wanted in ((0, first), (2, first), (3, last), (99, last)):
         assert torch.equal(task.batch(5, index, 4).labels, wanted.batch(5, index, 4).labels)
     assert torch.equal(task.held_out(4).labels, last.held_out(4).labels) and Curriculum.from_json(task.to_json()) == task
+    sums = Curriculum(tasks=(Addition(digits=2),))
+    batch = sums.held_out(3)
+    assert sums.scores(batch.labels, batch) == Addition(digits=2).scores(batch.labels, batch)
+    assert set(sums.scores(batch.labels, batch)) == {"accuracy", "answers"}
     for wrong in (dict(tasks=(first, last)), dict(tasks=()), dict(tasks=(first, last, first), until=(5, 5))):
         with pytest.raises(AnyformerError, match="Curriculum"):
             Curriculum(**wrong)

@@ -177,11 +177,15 @@ def test_the_schedules():
     assert [cosine.rate(s) for s in (550, 999)] == pytest.approx([1.0, 0.0], abs=1e-5)
     cycle = TrainingConfig(steps=1000, warm_up=100, learning_rate=2.0, schedule="one-cycle")
     sgd = torch.optim.SGD([torch.zeros(1)], momentum=0.5)
-    theirs = torch.optim.lr_scheduler.OneCycleLR(sgd, 2.0, total_steps=1001, pct_start=101 / 1001)
-    for step in range(1000):
+    theirs = torch.optim.lr_scheduler.OneCycleLR(sgd, 2.0, total_steps=1001, pct_start=101 / 1001, final_div_factor=400)
+    wanted = []
+    for _ in range(1000):
         sgd.step()
         theirs.step()
-        assert cycle.rate(step) == pytest.approx(theirs.get_last_lr()[0], rel=0.02, abs=2e-3)
+        wanted.append(theirs.get_last_lr()[0])
+    ours = [cycle.rate(step) for step in range(1000)]
+    assert ours[:100] == pytest.approx(wanted[:100], rel=1e-12)
+    assert ours[100:] == pytest.approx(wanted[99:999], rel=1e-12)  # ours stays at the highest rate for one step more
     for config in (cosine, cycle):
         rates = [config.rate(step) for step in range(1000)]
         assert max(rates) == 2.0 and all(rate > 0 for rate in rates)

@@ -82,7 +82,7 @@ class LiteralBank(nn.Module):
                 scaled[..., :free] = scaled[..., :free] + own[..., width:]
             own, op = scaled, op.inner
         if isinstance(op, Gate):
-            hidden = _gate(op.function, own[..., 0].flatten(2)) * (z @ self.up.to(z.dtype))
+            hidden = gate(op.function, own[..., 0].flatten(2)) * (z @ self.up.to(z.dtype))
             if scale is not None and scale_values:
                 hidden = hidden * scale[..., None]
             return hidden @ self.down.to(z.dtype)
@@ -179,7 +179,8 @@ GATES: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-def _gate(function: str, z: Tensor) -> Tensor:
+def gate(function: str, z: Tensor) -> Tensor:
+    """A scalar function by its own formula, where the oracle has one."""
     if function in GATES:
         return GATES[function](z)
     return scalar_function(function)(z)
@@ -250,7 +251,7 @@ def _head(op: Attention, own: Tensor, h: int, ctx: Context) -> Tensor:
     kernel = op.kernel
     if isinstance(kernel, (FeatureMap, Performer)):
         if isinstance(kernel, FeatureMap):
-            a, b = _gate(kernel.function, q), _gate(kernel.function, k)
+            a, b = gate(kernel.function, q), gate(kernel.function, k)
         else:
             w = torch.from_numpy(gaussian(kernel.seed, 0, (d, kernel.projections), 1.0)).to(q.dtype)
             a, b = (torch.exp(x @ w - x.square().sum(-1, keepdim=True) / 2) for x in (q, k))

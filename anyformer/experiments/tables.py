@@ -7,6 +7,7 @@
 A cell's runs lie in their run folders; what is finished there is read, not trained again, and a row that nobody ran keeps what the file had.
 """
 
+import contextlib
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor
@@ -19,19 +20,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from anyformer.backbones import PathTree
+from anyformer.backbones import Machine, PathTree, StoredProgram
 from anyformer.backbones.frozen import FrozenMasked
 from anyformer.charts import draw_curves
 from anyformer.compiling import compile
 from anyformer.errors import AnyformerError
-from anyformer.experiments.learned import KINDS, PAPER, PROFILES, VARIANTS, Cell, run_config, sizes_of, task_called
+from anyformer.experiments.learned import KINDS, PAPER, PROFILES, VARIANTS, Cell, model_of, run_config, sizes_of, task_called
 from anyformer.experiments.report import require_seeds, require_writable, write
 from anyformer.learning.models import FullyTrained
 from anyformer.learning.runs import RunConfig, RunResult
 from anyformer.learning.sweeps import SweepReport, sweep
 from anyformer.program import Program, load
 from anyformer.storage import write_text
-from anyformer.targets.transformer import Transformer
+from anyformer.targets.transformer import Transformer, TransformerConfig
 from anyformer.tasks import Batch, Task
 from anyformer.tasks.baselines import baselines
 
@@ -172,7 +173,7 @@ def _row(cell: Cell, model: str, held: dict[int, RunResult], command: str) -> Ro
         scored[seed] = scores(run_config(cell, seed), result, compiled=model == "compiled")
         width = scored[seed]["width"]
     if not width:
-        width = sizes.width if model in ("sparse", "random") else sizes.heads * sizes.head_dim
+        width = unscored_width(cell, model)
     histories = [result.history for result in held.values()]
     return Row(
         *cell.name[:2],
@@ -186,12 +187,20 @@ def _row(cell: Cell, model: str, held: dict[int, RunResult], command: str) -> Ro
         [100 * s["letters"] for s in scored.values() if "letters" in s],
         PAPER.get(cell.name) if model != "compiled" else None,
         cell.profile,
-        command if held else "",
+        f"{command} --only {':'.join(cell.name)}" if held else "",
         [h.steps[-1] for h in histories],
         [round(h.seconds, 1) for h in histories],
         floors(cell.task),
         [[[s, round(a, 5)] for s, a in zip(h.steps, h.accuracies, strict=True)] for h in histories],
     )
+
+
+def unscored_width(cell: Cell, model: str) -> int:
+    """The width of a line that nobody ran."""
+    made, sizes = model_of(cell, 0), sizes_of(cell.task, cell.profile)
+    if isinstance(made, FullyTrained):
+        return made.config.features if model == "full" else compiled_on(made.config).width
+    return sizes.width
 
 
 @lru_cache
@@ -207,13 +216,14 @@ def floors(task: str) -> dict[str, float]:
 def scores(config: RunConfig, result: RunResult, compiled: bool = False) -> dict[str, Any]:
     """Accuracies of what a run left behind, on the held-out set, and the width that it runs at; kept in its folder. ``compiled``: of a fully
     trained target, compiled for the 0/1 machine of its class and run there."""
-    kept = result.folder / ("compiled-" * compiled + SCORES)
-    if kept.is_file():
-        return json.loads(kept.read_text(encoding="utf-8"))
+    kept, sample = result.folder / ("compiled-" * compiled + SCORES), [SCORED_LABELS, SCORED_ROWS]
+    with contextlib.suppress(OSError, ValueError):  # missing or damaged: scored again
+        earlier = json.loads(kept.read_text(encoding="utf-8"))
+        if isinstance(earlier, dict) and earlier.get("sample") == sample:
+            return earlier
     if compiled:
         target = Transformer.load(result.result)
-        alone = not (target.config.residual or target.config.norm)
-        program: Program | Transformer = compile(target, (FrozenMasked if alone else PathTree).for_class(target))
+        program: Program | Transformer = compile(target, compiled_on(target.config))
     else:
         program = Transformer.load(result.result) if isinstance(config.model, FullyTrained) else load(result.result)
     if isinstance(program, Program):
@@ -222,9 +232,17 @@ def scores(config: RunConfig, result: RunResult, compiled: bool = False) -> dict
     else:
         width = program.config.features
         found = evaluated(program, config.task)
-    out = found | {"width": width}
+    out = found | {"width": width, "sample": sample}
     write_text(kept, json.dumps(out) + "\n")
     return out
+
+
+def compiled_on(config: TransformerConfig) -> Machine:
+    """The 0/1 machine that runs a compiled target: the tree, or, as hidden units are branches of it and its width takes their count to the
+    power of the layers, the stored program where there is an MLP."""
+    if config.mlp:
+        return StoredProgram.for_class(config)
+    return (PathTree if config.residual or config.norm else FrozenMasked).for_class(config)
 
 
 @torch.no_grad()
@@ -260,7 +278,7 @@ def markdown(table: str, rows: Iterable[Row]) -> str:
                 str(row.m),
                 str(len(row.seeds)),
                 spelled(row.accuracy),
-                spelled(row.accuracy_letters),
+                spelled(row.accuracy_letters) if row.accuracy_letters or not row.accuracy else "",
             ]
             cells += [
                 "" if row.paper is None else f"{row.paper:.1f}",
@@ -268,8 +286,8 @@ def markdown(table: str, rows: Iterable[Row]) -> str:
                 " ".join(map(str, row.steps)),
             ]
             lines.append(f"| {' | '.join(cells)} |")
-        made = sorted({row.command for row in mine if row.command})
-        lines += ["", f"Made by {', '.join(f'`{command}`' for command in made)}.", ""]
+        made = sorted({row.command.split(" --only ")[0] for row in mine if row.command})
+        lines += ["", f"Made by {', '.join(f'`{command}`' for command in made)}; one row: `--only task:variant:model`.", ""]
     return "\n".join(lines)
 
 

@@ -111,5 +111,5 @@ class FrozenMachine(Model):
 
 @lru_cache(maxsize=2)
 def _machine(recipe: FrozenRecipe) -> Frozen:
-    """The machine; programs of one recipe share it while they are trained side by side, and nothing else does: it moves to their device."""
+    """The machine; programs of one recipe share it while they are trained side by side (a learner that moves to a device takes a copy along)."""
     return recipe.machine_type(recipe)

@@ -8,6 +8,7 @@ On a random machine of attention alone, E may be trained in the coordinates of i
 a gradient step on W does on any random machine what it does on 0/1 maps, while a step on E is distorted by R_all R_all^T.
 """
 
+import copy
 from collections.abc import Iterator
 from typing import Any
 
@@ -27,6 +28,13 @@ from anyformer.tasks import IGNORED
 
 READOUTS = ("free", "shared")
 COORDINATES = ("embedding", "reads")
+
+
+def _on(machine: Frozen, device: torch.device) -> Frozen:
+    """The machine on a device, its maps in their dtype: itself, or a copy, as other learners may share it."""
+    if all(held.device == device for held in machine.buffers()):
+        return machine
+    return copy.deepcopy(machine).to(device)
 
 
 class LearnedProgram(nn.Module):
@@ -100,8 +108,9 @@ class LearnedProgram(nn.Module):
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
         super()._apply(fn, recurse)
-        for machine in self._machines:
-            machine.to(self.tokens.device)  # its maps keep their dtype
+        machine, runs_on = self._machines
+        moved = _on(machine, self.tokens.device)
+        self._machines = [moved, moved if runs_on is machine else _on(runs_on, self.tokens.device)]
         return self
 
     def full_readout(self) -> Float[Tensor, "m out"]:

@@ -75,14 +75,21 @@ class Ranks:
 ALONE = Ranks()
 
 
+def by_torchrun() -> tuple[int, int]:
+    """Rank and number of processes as torchrun's environment variables say them; (0, 1) where it did not start this process."""
+    rank, size = (os.environ.get(name, "") for name in ("RANK", "WORLD_SIZE"))
+    if not (rank.isdigit() and size.isdigit()) or int(size) < 2:
+        return 0, 1
+    return int(rank), int(size)
+
+
 _JOINED = itertools.count()
 
 
 @contextmanager
 def joined(device: torch.device) -> Iterator[Ranks]:
     """The ranks of ``torchrun`` (its environment variables say so), or one process alone."""
-    size = os.environ.get("WORLD_SIZE", "1")
-    if not size.isdigit() or int(size) < 2:
+    if by_torchrun()[1] < 2:
         yield ALONE
         return
     if not dist.is_available():

@@ -10,7 +10,7 @@ from bisect import bisect
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from jaxtyping import Bool
+from jaxtyping import Bool, Int64
 from torch import Tensor
 
 from anyformer.errors import AnyformerError, require_size
@@ -25,16 +25,21 @@ class Curriculum(Task):
     until: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        if not (self.tasks and all(isinstance(task, Task) for task in self.tasks)) or len(self.until) != len(self.tasks) - 1:
-            raise AnyformerError(f"Curriculum: tasks, and one step fewer in until; got {len(self.tasks)} and {len(self.until)}")
+        if not (self.tasks and all(isinstance(task, Task) for task in self.tasks)):
+            raise AnyformerError(f"Curriculum: tasks must be one task or more, got {self.tasks}")
+        if len(self.until) != len(self.tasks) - 1:
+            raise AnyformerError(
+                f"Curriculum: {len(self.tasks)} tasks need {len(self.tasks) - 1} steps in until, got {len(self.until)}"
+            )
         for step in self.until:
             require_size("Curriculum", "until", step)
         if any(later <= earlier for earlier, later in zip(self.until, self.until[1:], strict=False)):
             raise AnyformerError(f"Curriculum: until must increase, got {self.until}")
         if self.vocab == 0:
             object.__setattr__(self, "vocab", self.goal.vocab)
-        if {(task.length, task.vocab) for task in self.tasks} != {(self.goal.length, self.vocab)}:
+        if {(task.length, task.vocab) for task in self.tasks} != {(self.goal.length, self.goal.vocab)}:
             raise AnyformerError("Curriculum: all tasks must have the same length and vocab (give each the largest vocab)")
+        require_size("Curriculum", "vocab", self.vocab, minimum=self.goal.vocab)
         super().__post_init__()
 
     @property
@@ -68,6 +73,9 @@ class Curriculum(Task):
 
     def counted(self, batch: Batch) -> dict[str, Bool[Tensor, "batch n"]]:
         return self.goal.counted(batch)
+
+    def scores(self, predicted: Int64[Tensor, "batch n"], batch: Batch) -> dict[str, float]:
+        return self.goal.scores(predicted, batch)
 
     def rules(self) -> Mapping[str, Rule]:
         return self.goal.rules()

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from anyformer.backbones.frozen.recipe import FrozenRecipe
-from anyformer.backbones.literal import GATES, LiteralBank, first_state
+from anyformer.backbones.literal import LiteralBank, first_state, gate
 
 
 class LiteralFrozen(nn.Module):
@@ -50,7 +50,7 @@ class LiteralFrozen(nn.Module):
             z = norm(z) if recipe.norm == "post" else z
             if self.mlps:
                 up, down = (w.to(z.dtype) for w in self.mlps[i])
-                written = GATES[recipe.activation]((norm(z) if recipe.norm == "pre" else z) @ up) @ down
+                written = gate(recipe.activation, (norm(z) if recipe.norm == "pre" else z) @ up) @ down
                 z = z + written if recipe.residual else written
                 z = norm(z) if recipe.norm == "post" else z
         return (norm(z) if recipe.norm == "pre" else z) @ program.readout
