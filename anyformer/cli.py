@@ -288,7 +288,7 @@ def _train(options: Train[Any, Any]) -> tuple[dict[str, Any], int]:
     from anyformer.train_command import train
 
     if by_torchrun()[0] > 0:
-        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # for good: the first process speaks for all
+        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 (for good: the first process speaks for all)
     return train(options), 0
 
 

@@ -283,7 +283,7 @@ def counted_progress(what: str, quiet: bool) -> Iterator[Any]:
 
 def show_table(name: str, result: dict[str, Any], folder: Any) -> None:
     """The rows of a table that were run, and the runs that failed."""
-    from anyformer.experiments.tables import spelled
+    from anyformer.experiments.report import spelled
 
     table = Table("task", "variant", "model", "m", "ours (%)", "letters", "paper", "best trivial", "profile")
     for row in result["rows"]:

@@ -22,7 +22,7 @@ from anyformer.learning.training import TrainingConfig
 from anyformer.memory import keep_freed_memory
 from anyformer.targets.transformer import TransformerConfig
 from anyformer.tasks import Task
-from anyformer.train_options import TRAINED, Dense, Folder, Full, Sparse, Train
+from anyformer.train_options import TRAINED, Dense, Folder, FrozenOptions, Full, Sparse, Train
 
 # --- which options there are ------------------------------------------------------------------------------------------------
 
@@ -118,7 +118,7 @@ def _reprogrammed(backbone: str, given: Folder) -> Model:
     )
 
 
-def _frozen_machine(task: Task, given: Sparse) -> Model:
+def _frozen_machine(task: Task, given: Sparse | Dense) -> Model:
     problems = list(_without_effect(given))
     if problems:
         raise AnyformerError(f"train: {'; '.join(problems)}")
@@ -141,7 +141,7 @@ def _frozen_machine(task: Task, given: Sparse) -> Model:
     )
 
 
-def _without_effect(given: Sparse) -> Iterator[str]:
+def _without_effect(given: FrozenOptions) -> Iterator[str]:
     """Options that would be ignored."""
     if given.train_norms and given.norm == "none":
         yield "--train-norms needs norms, and --norm none has none: leave it out"

@@ -41,8 +41,8 @@ class Full:
 
 
 @dataclass(frozen=True)
-class Sparse:
-    """The machine of 0 and 1 (--backbone sparse), and what of its program is trained."""
+class FrozenOptions:
+    """A machine of the paper's experiments, and what of its program is trained."""
 
     heads: int = 2
     """H, attention heads a layer."""
@@ -60,8 +60,6 @@ class Sparse:
     """Draws what is random of the machine (default 0)."""
     positions: Literal["learned", "none"] = "learned"
     """Whether the program has position rows."""
-    readout: Literal["free", "shared"] | None = None
-    """U over all m coordinates, or one matrix that all leaves share (default for attention alone)."""
     train_norms: bool = False
     """Also train gains and biases of the LayerNorms."""
     embedding_std: float | None = None
@@ -71,7 +69,15 @@ class Sparse:
 
 
 @dataclass(frozen=True)
-class Dense(Sparse):
+class Sparse(FrozenOptions):
+    """The machine of 0 and 1 (--backbone sparse), and what of its program is trained."""
+
+    readout: Literal["free", "shared"] | None = None
+    """U over all m coordinates, or one matrix that all leaves share (default for attention alone)."""
+
+
+@dataclass(frozen=True)
+class Dense(FrozenOptions):
     """The random machine (--backbone random), and what of its program is trained."""
 
     width: int | None = None

@@ -4,6 +4,7 @@
 """
 
 import os
+from dataclasses import replace
 
 import pytest
 import test_operators
@@ -12,9 +13,11 @@ import torch
 import anyformer as af
 from anyformer.backbones import FrozenMasked, FrozenRandom
 from anyformer.conformance import LENGTH, OperatorConformance
+from anyformer.learning import FrozenMachine, RunConfig, TrainingConfig, run_training
 from anyformer.learning.learner import LearnedProgram
 from anyformer.operators import Context
 from anyformer.targets.transformer import Transformer, TransformerConfig
+from anyformer.tasks import Dyck
 
 DEVICE = os.environ.get("ANYFORMER_DEVICE", "cuda")
 pytestmark = [
@@ -77,3 +80,33 @@ def test_learning(kind, options):
     assert made.gradients(moved(tokens), moved(labels)) == pytest.approx(loss, abs=1e-10)
     for p, wanted in zip(made.parameters(), here, strict=True):
         torch.testing.assert_close(p.grad.cpu(), wanted, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("kind", "products", "optimizer"),
+    [(FrozenMasked, "float32", "adamw"), (FrozenRandom, "float32", "muon"), (FrozenRandom, "bfloat16", "adamw")],
+)
+def test_a_training_is_stopped_and_resumed(kind, products, optimizer, tmp_path):
+    """The run that was stopped ends as the one that was not, and as on the processor up to rounding."""
+    machine = FrozenMachine(
+        recipe=kind.recipe_for(af.network_class(replace(SIZES, vocab=4, features=4)), norm="pre"), products=products
+    )
+    steps = TrainingConfig(
+        steps=6, batch_size=4, warm_up=2, evaluate_every=2, evaluation_size=8, learning_rate=1e-3, optimizer=optimizer
+    )
+    config = RunConfig(task=Dyck(), model=machine, training=steps)
+
+    def stop(progress):
+        if progress.step >= 3:
+            raise KeyboardInterrupt
+
+    whole = run_training(config, tmp_path / "whole", device=DEVICE)
+    with pytest.raises(KeyboardInterrupt):
+        run_training(config, tmp_path / "stopped", device=DEVICE, report=stop)
+    resumed = run_training(config, tmp_path / "stopped", device=DEVICE)
+    tables = [af.load(run.result) for run in (whole, resumed, run_training(config, tmp_path / "here"))]
+    close = {"rtol": 1e-3, "atol": 1e-4} if DEVICE != "cpu" else {"rtol": 0, "atol": 0}
+    for name in ("tokens", "positions", "readout"):
+        ended, again, here = (getattr(program, name) for program in tables)
+        torch.testing.assert_close(again, ended, **close)
+        torch.testing.assert_close(ended, here, rtol=0, atol=2e-3 * (DEVICE != "cpu"))

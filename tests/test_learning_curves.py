@@ -7,7 +7,7 @@ import pytest
 
 from anyformer.cli import main
 from anyformer.errors import AnyformerError
-from anyformer.experiments import learnability, learned, rounded_products, tables
+from anyformer.experiments import learnability, learned, rounded_products
 from anyformer.experiments.rounded_products import PRODUCTS, Pair, config_of
 from anyformer.learning.runs import RunConfig, run_training
 from anyformer.learning.sweeps import SweepResult
@@ -28,16 +28,16 @@ def tiny(monkeypatch):
         return SweepResult(tuple(run_training(c, folder) for c in wanted), tuple((name, "out of luck") for name in failing), ())
 
     monkeypatch.setattr(learned, "training_of", short)
-    monkeypatch.setattr(tables, "FLOOR_ROWS", 200)
+    monkeypatch.setattr(learned, "FLOOR_ROWS", 200)
     monkeypatch.setattr(learnability, "STEPS", 2)
     monkeypatch.setattr(learnability, "BATCH", 2)
     monkeypatch.setattr(learnability, "CHOICES", {name: learnability.CHOICES[name] for name in ("base", "no position rows")})
     monkeypatch.setattr(learnability, "RANDOM", {"random machine, by its reads": {}})
     for module in (learnability, rounded_products):
         monkeypatch.setattr(module, "sweep", here)
-    tables.floors.cache_clear()
+    learned.floors.cache_clear()
     yield failing
-    tables.floors.cache_clear()
+    learned.floors.cache_clear()
 
 
 def run(tmp_path, *arguments: str) -> int:

@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -15,6 +16,7 @@ import pytest
 import torch
 
 from anyformer.errors import AnyformerError
+from anyformer.learning.checkpoints import checkpoints
 from anyformer.learning.models import FullyTrained
 from anyformer.learning.runs import RunConfig, run_training
 from anyformer.learning.sweeps import RayExecutor, sweep
@@ -161,6 +163,43 @@ def test_ctrl_c_ends_the_workers(tmp_path: Path):
         sweep([CONFIGS[0], endless], folder=tmp_path, report=interrupt)
     with pytest.raises(ProcessLookupError):
         os.kill(int(lock.read_text()), 0)
+
+
+SWEEP = """
+import json, sys
+from anyformer.learning import sweep
+from anyformer.spec import Spec
+if __name__ == "__main__":
+    sweep([Spec.from_json(config) for config in json.loads(sys.argv[2])], folder=sys.argv[1])
+"""
+
+
+def test_workers_end_with_the_process_that_sweeps(tmp_path: Path):
+    """kill -9 of the sweep: its workers write a checkpoint and leave, so that the runs can go on."""
+    (tmp_path / "script.py").write_text(SWEEP)
+    endless = [replace(c, training=replace(c.training, steps=100_000, evaluate_every=50_000)) for c in LONG[:2]]
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[1])}
+    command = [sys.executable, str(tmp_path / "script.py"), str(tmp_path), json.dumps([c.to_json() for c in endless])]
+    locks = [tmp_path / config.name / ".lock" for config in endless]
+    with subprocess.Popen(command, env=environment) as process:
+        while process.poll() is None and not any(lock.exists() and lock.read_text() for lock in locks):
+            time.sleep(0.05)
+        time.sleep(1)  # one worker, or two: as many as cores
+        process.kill()
+    workers = {lock: int(lock.read_text()) for lock in locks if lock.exists() and lock.read_text()}
+    deadline = time.monotonic() + 40
+    while any(_lives(worker) for worker in workers.values()):
+        assert time.monotonic() < deadline, "the workers train on for nobody"
+        time.sleep(0.1)
+    assert all(checkpoints(lock.parent / "checkpoints") for lock in workers), "stopped without a checkpoint"
+
+
+def _lives(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    return "Z" not in Path(f"/proc/{process}/stat").read_text().split(")")[-1].split()[0] if Path("/proc").is_dir() else True
 
 
 def test_ray_survives_a_killed_worker(tmp_path: Path, monkeypatch):

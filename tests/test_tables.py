@@ -33,8 +33,8 @@ def tiny(monkeypatch):
     monkeypatch.setattr(learned, "training_of", short)
     monkeypatch.setattr(tables, "SCORED_LABELS", 8)
     monkeypatch.setattr(tables, "SCORED_ROWS", 4)
-    monkeypatch.setattr(tables, "FLOOR_ROWS", 200)
-    tables.floors.cache_clear()
+    monkeypatch.setattr(learned, "FLOOR_ROWS", 200)
+    learned.floors.cache_clear()
 
     def here(configs, executor, folder, report):
         from anyformer.learning.runs import run_training
@@ -44,7 +44,7 @@ def tiny(monkeypatch):
 
     monkeypatch.setattr(tables, "sweep", here)
     yield
-    tables.floors.cache_clear()
+    learned.floors.cache_clear()
 
 
 def test_every_configuration_is_a_value_of_the_papers_sizes():
@@ -135,7 +135,7 @@ def test_a_damaged_table_is_not_overwritten(tmp_path):
 
 
 def test_floors_are_those_of_the_reference():
-    floors = tables.floors("1-hop")
+    floors = learned.floors("1-hop")
     assert floors["position"] == pytest.approx(27.7, abs=0.6) and floors["position and own token"] == pytest.approx(35.5, abs=0.8)
 
 

@@ -4,6 +4,7 @@ import json
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from statistics import mean, stdev
 from typing import Any
 
 from anyformer.errors import AnyformerError
@@ -49,3 +50,10 @@ def write(folder: Path, name: str, data: Any, text: str | None = None) -> None:
     write_text(folder / f"{name}.json", json.dumps(data, indent=1) + "\n")
     if text is not None:
         write_text(folder / f"{name}.md", text)
+
+
+def spelled(values: Sequence[float]) -> str:
+    """``99.8`` or ``99.8 ± 0.1``; "not run" of none."""
+    if not values:
+        return "not run"
+    return f"{mean(values):.1f}" + (f" ± {stdev(values):.1f}" if len(values) > 1 else "")

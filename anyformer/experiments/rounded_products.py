@@ -13,9 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from anyformer.charts import draw_curves
-from anyformer.experiments.learned import Cell, run_config
+from anyformer.experiments.learned import Cell, floors, run_config
 from anyformer.experiments.report import require_seeds, require_writable, write
-from anyformer.experiments.tables import floors
 from anyformer.learning.frozen_machine import FrozenMachine
 from anyformer.learning.runs import RunConfig
 from anyformer.learning.sweeps import SweepReport, sweep

@@ -12,9 +12,7 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor
 from dataclasses import asdict, dataclass, field
-from functools import lru_cache
 from pathlib import Path
-from statistics import mean, stdev
 from typing import Any
 
 import torch
@@ -25,8 +23,18 @@ from anyformer.backbones.frozen import FrozenMasked
 from anyformer.charts import draw_curves
 from anyformer.compiling import compile
 from anyformer.errors import AnyformerError
-from anyformer.experiments.learned import KINDS, PAPER, PROFILES, VARIANTS, Cell, model_of, run_config, sizes_of, task_called
-from anyformer.experiments.report import require_seeds, require_writable, write
+from anyformer.experiments.learned import (
+    KINDS,
+    PAPER,
+    PROFILES,
+    VARIANTS,
+    Cell,
+    floors,
+    model_of,
+    run_config,
+    sizes_of,
+)
+from anyformer.experiments.report import require_seeds, require_writable, spelled, write
 from anyformer.learning.models import FullyTrained
 from anyformer.learning.runs import RunConfig, RunResult
 from anyformer.learning.sweeps import SweepReport, sweep
@@ -34,7 +42,6 @@ from anyformer.program import Program, load
 from anyformer.storage import write_text
 from anyformer.targets.transformer import Transformer, TransformerConfig
 from anyformer.tasks import Batch, Task
-from anyformer.tasks.baselines import baselines
 
 TABLES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "table1": (("dyck", "1-hop", "2-hop", "3-hop", "4-hop"), ("none", "residual+norm")),
@@ -44,8 +51,6 @@ TABLES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
 MODELS = (*KINDS, "compiled")
 SCORED_LABELS, SCORED_ROWS = 4096, 512
 """A finished model is scored on at least so many labels and so many sequences of the held-out set."""
-FLOOR_ROWS = 20_000
-"""Rows on which the predictors without understanding are fitted, and as many to score them."""
 SCORES = "scores.json"
 
 
@@ -203,13 +208,6 @@ def unscored_width(cell: Cell, model: str) -> int:
     return sizes.width
 
 
-@lru_cache
-def floors(task: str) -> dict[str, float]:
-    """What predictors reach that understand nothing, in per cent."""
-    found = baselines(task_called(task), size=FLOOR_ROWS).by_name()
-    return {name: round(100 * score["accuracy"], 1) for name, score in found.items()}
-
-
 # --- scores of a finished run -----------------------------------------------------------------------------------------------------
 
 
@@ -289,10 +287,3 @@ def markdown(table: str, rows: Iterable[Row]) -> str:
         made = sorted({row.command.split(" --only ")[0] for row in mine if row.command})
         lines += ["", f"Made by {', '.join(f'`{command}`' for command in made)}; one row: `--only task:variant:model`.", ""]
     return "\n".join(lines)
-
-
-def spelled(values: Sequence[float]) -> str:
-    """``99.8`` or ``99.8 ± 0.1``; "not run" of none."""
-    if not values:
-        return "not run"
-    return f"{mean(values):.1f}" + (f" ± {stdev(values):.1f}" if len(values) > 1 else "")

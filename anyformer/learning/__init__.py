@@ -1,7 +1,12 @@
 """Learning: ordinary modules, runs in folders that resume, and sweeps of them (docs/runs.md)."""
 
+from anyformer.learning.frozen_machine import FrozenMachine as FrozenMachine
 from anyformer.learning.models import FullyTrained as FullyTrained
 from anyformer.learning.models import Model as Model
+from anyformer.learning.recommended import recommended_model as recommended_model
+from anyformer.learning.recommended import recommended_training as recommended_training
+from anyformer.learning.reprogrammed import Reprogrammed as Reprogrammed
+from anyformer.learning.reprogrammed import load_reprogramming as load_reprogramming
 from anyformer.learning.runs import Progress as Progress
 from anyformer.learning.runs import RunConfig as RunConfig
 from anyformer.learning.runs import RunResult as RunResult

@@ -30,8 +30,8 @@ class FrozenMachine(Model):
     * ``readout``: "free" (U, m x out), or "shared": one matrix on the sum of the leaves, on masked machines and in "reads".
     * ``coordinates``: E itself, or its "reads" (random machines of attention alone; :mod:`anyformer.learning.learner`).
     * ``train_norms``: also the gains and biases of LayerNorms, which are 1 and 0 otherwise.
-    * All is drawn normal: token rows with ``embedding_std`` (0.5: small rows make attention flat, and a product of flat layers
-      has little gradient), position rows with ``position_std`` (None: the same), U with ``readout_std`` (None: 1/sqrt(its rows)).
+    * All is drawn normal: token rows with ``embedding_std``, position rows with ``position_std`` (None: the same), U with
+      ``readout_std`` (None: 1/sqrt(its rows)).
     * ``self_heads``: where it is not 0, the last head of every layer starts by attending to its own position, its key rows equal to
       its query rows (positions with this standard deviation, tokens with SELF_TOKENS): attention alone then starts as something
       like a residual network, and deep paths carry a signal. Masked machines, and "reads".

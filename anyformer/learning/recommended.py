@@ -1,9 +1,9 @@
-"""Choices that learn, in one place: what the command line and the experiments take where nothing else is said (measured in docs/learning.md).
+"""Choices that learn: what the command line takes where nothing else is said. (Attention alone: ``anyformer reproduce learnability``.)
 
 trained rows         first rows             read-out   schedule
 normed machine       0.1                    free       one cycle up to 3e-3
 attention alone      0.5, self heads 1.3    shared     one cycle up to 2e-2    (random machines: in the coordinates of their reads)
-other without norm   0.5                    free       one cycle up to 2e-2    (small rows make attention flat: little gradient)
+other without norm   0.5                    free       one cycle up to 2e-2
 around a decoder     the model's            free       one cycle up to 3e-3
 whole transformer    -                      -          cosine from 5e-3
 """

@@ -8,7 +8,9 @@ killed goes on from its checkpoint. Each worker trains with one thread, so a run
 """
 
 import os
+import signal
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import BrokenExecutor, Executor, Future, as_completed
 from contextlib import contextmanager
@@ -24,6 +26,8 @@ from anyformer.learning.runs import RunConfig, RunResult, run_training
 from anyformer.learning.sinks import LOG
 from anyformer.memory import keep_freed_memory
 
+LAST_WORDS = 30
+"""Seconds that a worker has for its checkpoint when nobody waits for it any more."""
 FRUITLESS = 3
 """After so many pools that broke before any run was finished, each run gets a pool of its own."""
 _ONE_AT_A_TIME = threading.Lock()  # torch's random state belongs to the process
@@ -151,13 +155,26 @@ def _pool(workers: int) -> Iterator[Executor]:
     """loky's pool: it notices killed workers, and it carries classes that were defined in a script or a notebook."""
     from joblib.externals.loky import ProcessPoolExecutor
 
-    pool = ProcessPoolExecutor(max_workers=workers, env={"OMP_NUM_THREADS": "1"})
+    pool = ProcessPoolExecutor(max_workers=workers, env={"OMP_NUM_THREADS": "1"}, initializer=_end_with, initargs=(os.getpid(),))
     finished = False
     try:
         yield pool
         finished = True
     finally:
         pool.shutdown(wait=True, kill_workers=not finished)
+
+
+def _end_with(parent: int) -> None:
+    """Of a worker: when the process that sweeps is gone, killed perhaps, stop as at Ctrl-C: with a checkpoint, and the folder is free again."""
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(1)
+        for how, patience in ((signal.SIGTERM, LAST_WORDS), (signal.SIGKILL, 0)):
+            os.kill(os.getpid(), how)
+            time.sleep(patience)
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 def _cores() -> int:

@@ -13,7 +13,7 @@ from anyformer.tasks.khop import KHop
 from anyformer.tasks.memorisation import Memorisation
 from anyformer.tasks.modular import ModularAddition
 from anyformer.tasks.needle import Needle
-from anyformer.tasks.task import HELD_OUT, IGNORED, Batch, Task
+from anyformer.tasks.task import HELD_OUT, IGNORED, Batch, Ids, Task, Words, below
 from anyformer.tasks.text import Text
 
 TASKS: dict[str, type[Task]] = {
@@ -36,11 +36,14 @@ __all__ = [
     "Curriculum",
     "Dyck",
     "FiniteTask",
+    "Ids",
     "KHop",
     "Memorisation",
     "ModularAddition",
     "Needle",
     "Task",
     "Text",
+    "Words",
     "baselines",
+    "below",
 ]

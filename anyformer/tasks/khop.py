@@ -31,7 +31,7 @@ class KHop(Task):
     """``KHop(hops=1)``: one k in 0..16; ``hops=None``: k uniform on 0..16 for each row. The hop token is k.
 
     The first letter is uniform, each next one uniform over the other three. Every position is scored. The accuracy ``letters``
-    leaves out BLANK and "does not exist": it is what is published, ``accuracy`` what is trained.
+    leaves out BLANK and "does not exist": it is what Sanford et al. publish, ``accuracy`` what is trained.
     """
 
     vocab: int = 30

@@ -19,7 +19,7 @@ from torch import Tensor
 from anyformer.operators import Attention, Context
 
 CUT = 16
-"""About so many queries a cut. (n = 100: two cuts take 1.05 times as long as six, ten no less than six.)"""
+"""About so many queries a cut: fewer would make small products, more would multiply by rows that no query sees."""
 
 Cut = tuple[int, int, int]
 """Queries from .. to, and how many keys, from the first on, they may see."""

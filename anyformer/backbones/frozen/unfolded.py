@@ -4,9 +4,8 @@
 
 The same operators as everywhere form the patterns. Each kind of map is one differentiable step that copies no block.
 
-What this computes is a Network, and a stated exception to running it as one: with maps that gather and add columns, as a network's would, a
-training step takes 1.79 times as long (residual & norm, 0/1 maps, m = 1024, 64 x 100 tokens), and its speed against the dense machine
-falls from 7 times to 4 (``benchmarks/learning_step_is_fast.py`` claims 6).
+What this computes is a Network, and a stated exception to running it as one: maps that gather and add columns, as a network's would, copy
+what these do not, and a training step on 0/1 maps would fall below the speed that ``benchmarks/learning_step_is_fast.py`` claims.
 """
 
 from abc import ABC, abstractmethod
