@@ -375,6 +375,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # whoever read the output has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except RecursionError:
+        print("anyformer: this machine or expression is too deep for this program; choose fewer layers", file=sys.stderr)
+        return 2
     except (OSError, MemoryError) as error:
         print(f"anyformer: {str(error) or 'out of memory'}", file=sys.stderr)
         return 2

@@ -27,9 +27,14 @@ def require_choice(owner: str, name: str, value: object, choices: tuple) -> None
         raise AnyformerError(f"{owner}: {name} must be one of {', '.join(map(repr, choices))}, got {value!r}")
 
 
+def is_number(value: object) -> bool:
+    """A finite number, and no bool."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+
+
 def require_number(owner: str, name: str, value: object, minimum: float = -math.inf) -> None:
     """Raise unless ``value`` is a finite number (no bool) of at least ``minimum``."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not (math.isfinite(value) and value >= minimum):
+    if not (is_number(value) and value >= minimum):  # type: ignore[operator]
         least = "" if minimum == -math.inf else f" >= {minimum:g}"
         raise AnyformerError(f"{owner}: {name} must be a finite number{least}, got {value!r}")
 

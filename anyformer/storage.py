@@ -31,6 +31,8 @@ except ImportError:  # no file locks on this system
     fcntl = None
 
 FORMAT = 1
+REPROGRAMMING = "anyformer-reprogramming"
+"""The kind of a folder that load_reprogramming reads, no program of one of our machines."""
 MODEL, CONFIG, CARD = "model.safetensors", "config.json", "README.md"
 DTYPES = {"F64": torch.float64, "F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16, "I64": torch.int64}
 P = ParamSpec("P")
@@ -252,7 +254,8 @@ def read_folder(folder: str | Path, kind: str) -> StoredFolder:
         raise AnyformerError(f"{folder / MODEL}: its configuration is not JSON; the file is damaged") from None
     if not isinstance(config, dict) or config.get("format") != kind:
         found = config.get("format") if isinstance(config, dict) else None
-        raise AnyformerError(f"{folder} holds {found!r}, expected an {kind}")
+        hint = "; load_reprogramming(folder, model) reads it" if found == REPROGRAMMING else ""
+        raise AnyformerError(f"{folder} holds {found!r}, expected an {kind}{hint}")
     if config.get("format_version") != FORMAT:
         raise AnyformerError(
             f"{folder} has format version {config.get('format_version')!r}, this anyformer reads {FORMAT}; upgrade or save it anew"

@@ -24,6 +24,8 @@ from anyformer.targets.transformer import TransformerConfig
 from anyformer.tasks import Task
 from anyformer.train_options import TRAINED, Dense, Folder, FrozenOptions, Full, Sparse, Train
 
+MOST_THREADS = 1024
+
 # --- which options there are ------------------------------------------------------------------------------------------------
 
 
@@ -34,12 +36,14 @@ def options_of(task: type, words: list[str]) -> type[Train[Any, Any]]:
     """
     backbone = _said(words, "backbone", "none")
     kind = TRAINED.get(backbone, Folder)
+    if kind is Folder and not {"-h", "--help"} & set(words):
+        _require_folder(backbone)
     _refuse_others(words, backbone, kind)
     steps = _said(words, "steps", "")
     defaults = recommended_training(
         frozen=kind is not Full,
         norm=_said(words, "norm", "") != "none",
-        steps=int(steps) if steps.isascii() and steps.isdigit() and int(steps) else STEPS,
+        steps=int(steps) if steps.isascii() and steps.isdigit() and len(steps) < 19 and int(steps) else STEPS,
     )
 
     @dataclass(frozen=True)
@@ -47,6 +51,13 @@ def options_of(task: type, words: list[str]) -> type[Train[Any, Any]]:
         training: OmitArgPrefixes[TrainingConfig] = field(default_factory=lambda: defaults)
 
     return Narrowed
+
+
+def _require_folder(backbone: str) -> None:
+    if not backbone or not Path(backbone).is_dir():
+        raise AnyformerError(
+            f"--backbone must be {', '.join(TRAINED)}, or the folder of a causal transformers model (with config.json), got {backbone!r}"
+        )
 
 
 def _said(words: list[str], name: str, otherwise: str) -> str:
@@ -106,10 +117,7 @@ def _fully_trained(task: Task, given: Full) -> Model:
 
 
 def _reprogrammed(backbone: str, given: Folder) -> Model:
-    if not Path(backbone).is_dir():
-        raise AnyformerError(
-            f"--backbone must be {', '.join(TRAINED)}, or the folder of a causal transformers model (with config.json), got {backbone!r}"
-        )
+    _require_folder(backbone)
     return Reprogrammed(
         folder=backbone,
         seed=given.backbone_seed,
@@ -156,6 +164,8 @@ def _without_effect(given: FrozenOptions) -> Iterator[str]:
 def train(options: Train[Task, Any]) -> dict[str, Any]:
     """Run the training that the options describe; returns what ``--json`` prints."""
     require_size("train", "threads", options.threads)
+    if options.threads > MOST_THREADS:
+        raise AnyformerError(f"train: threads must be at most {MOST_THREADS}, got {options.threads}")
     torch.set_num_threads(options.threads)
     config = run_config(options)
     found: list[Sizes] = []

@@ -21,7 +21,7 @@ from anyformer.learning.training import Training, TrainingConfig, train
 from anyformer.storage import apart, checksum
 from anyformer.targets.reading import network_class
 from anyformer.targets.transformer import TransformerConfig
-from anyformer.tasks import Dyck, KHop
+from anyformer.tasks import IGNORED, Dyck, KHop
 
 COPY = KHop(hops=0)  # the answer is the token itself: learned in a few dozen steps
 DECAYING = TrainingConfig(steps=3, warm_up=0, batch_size=4, weight_decay=0.1, learning_rate=0.1, evaluation_size=4)
@@ -278,6 +278,13 @@ def test_what_is_trained_and_frozen_is_said_before_training(here: Path, capsys):
         (["--backbone", "sparse", "--embedding-std", "0"], "embedding_std must be a positive number, got 0.0"),
         (["--backbone", "random", "--width", "10000000"], "needs .* of memory"),
         (["--backbone", "sparse", "--layers", "40"], "memory"),
+        (["--backbone", "sprase", "--heads", "2"], "--backbone must be .*, got 'sprase'"),
+        (["--backbone", ""], "--backbone must be .*, got ''"),
+        (["--backbone", "random", "--norm", "none", "--no-residual", "--products", "bfloat16"], "has no effect with coordinates"),
+        (["--seed", str(2**64)], "seed must be below 2\\*\\*64"),
+        (["--device", "meta"], "device 'meta' cannot be used"),
+        (["--threads", "99999999999"], "threads must be at most 1024"),
+        (["--steps", "9" * 5000], "steps"),
         (["--backbone", "somewhere"], "--backbone must be none, sparse, random, or the folder of .*, got 'somewhere'"),
         (["--backbone", "sparse", "--steps", "x"], "steps"),
         (["--backbone", "sparse", "--steps", "5", "--warm-up", "5"], "warm_up must be below steps"),
@@ -287,6 +294,28 @@ def test_options_that_do_not_apply_are_refused(here: Path, capsys, words: list[s
     code, _, err = call(capsys, "train", "dyck", *words)
     assert code == 2 and err.count("\n") == 1 and re.search(message, err), err
     assert not list(here.iterdir())
+
+
+def test_a_tree_that_is_too_deep(here: Path, capsys):
+    code, _, err = call(
+        capsys, "train", "dyck", "--backbone", "sparse", *BRIEF, "--heads", 1, "--layers", 1200, "--head-dim", 1, "--norm", "none"
+    )
+    assert code == 2 and err.count("\n") == 1 and "choose fewer layers" in err
+
+
+@pytest.mark.parametrize(
+    ("labels", "total", "message"),
+    [
+        (torch.zeros(2, 2, dtype=torch.int64), None, r"labels must have the shape \(2, 99\) of the inputs, got \(2, 2\)"),
+        (torch.full((2, 99), 30), None, "token ids must lie in 0..29, got 30"),
+        (torch.full((2, 99), IGNORED), None, "gradients of 0 scored positions"),
+        (torch.zeros(2, 99, dtype=torch.int64), 0, "gradients of 0 scored positions"),
+    ],
+)
+def test_labels_that_cannot_be_scored(labels, total, message):
+    learner = recommended_model(recipe("sparse", COPY)).build(COPY, 0)
+    with pytest.raises(AnyformerError, match=message):
+        learner.gradients(COPY.batch(0, 0, 2).inputs, labels, total)
 
 
 def test_help_shows_a_backbones_own_options_and_defaults(capsys):

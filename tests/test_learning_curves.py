@@ -77,7 +77,10 @@ def test_curves_of_rounded_products_are_written(tiny, tmp_path, capsys):
     tiny.append(config_of("bfloat16", "quick", 1).name)
     assert run(tmp_path, "bfloat16", "--seeds", "0", "1") == 1
     assert "failed: out of luck" in capsys.readouterr().out
-    assert [pair["seed"] for pair in json.loads((tmp_path / "out" / "bfloat16-quick.json").read_text())["pairs"]] == [0]
+    kept = json.loads((tmp_path / "out" / "bfloat16-quick.json").read_text())["pairs"]
+    assert kept == written["pairs"], "a failure takes nothing away"
+    assert run(tmp_path, "bfloat16", "--seeds", "2") == 1  # the one that fails is of seed 1: named all the same
+    assert [p["seed"] for p in json.loads((tmp_path / "out" / "bfloat16-quick.json").read_text())["pairs"]] == [0, 1, 2]
 
 
 def test_choices_that_learn_are_written(tiny, tmp_path, capsys):
@@ -89,17 +92,23 @@ def test_choices_that_learn_are_written(tiny, tmp_path, capsys):
     capsys.readouterr()
     assert run(tmp_path, "learnability", "--seeds", "0", "--json") == 1
     result = json.loads(capsys.readouterr().out)
-    assert list(result["failures"].values()) == ["out of luck"] and result["lines"][0]["seeds"] == []
+    assert list(result["failures"].values()) == ["out of luck"]
+    assert result["lines"] == written["lines"], "a failure takes nothing away"
+    (tmp_path / "out" / "learnability.json").unlink()
+    assert run(tmp_path, "learnability", "--seeds", "0") == 1
     assert "| base | 0 | not run |" in (tmp_path / "out" / "learnability.md").read_text()
+    (tmp_path / "out" / "learnability.json").write_text("{}")
+    assert run(tmp_path, "learnability", "--seeds", "0") == 2
+    assert "not a table of ours" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", ["learnability", "bfloat16"])
 def test_bad_input(name, tmp_path, capsys):
-    for arguments, message in ((["--seeds", "1", "1"], "different seeds"), (["--only", "*:*:*"], "has no --only")):
+    for arguments, message in ((["--seeds", "1", "1"], "different seeds >= 0"), (["--only", "*:*:*"], "has no --only")):
         assert run(tmp_path, name, *arguments) == 2
         said = capsys.readouterr().err
         assert message in said and "Traceback" not in said and not (tmp_path / "runs").exists()
-    with pytest.raises(AnyformerError, match="different seeds"):
+    with pytest.raises(AnyformerError, match="different seeds >= 0"):
         learnability.run(tmp_path, (), tmp_path / "runs")
 
 

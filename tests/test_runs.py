@@ -6,6 +6,7 @@ import math
 import os
 import random
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -177,6 +178,11 @@ def edit(name: str, old: str, new: str) -> Callable[[Path], None]:
     return lambda folder: (folder / name).write_text((folder / name).read_text().replace(old, new))
 
 
+def without_evaluations(folder: Path) -> None:
+    none = {"steps": [], "losses": [], "accuracies": [], "stopped_early": False, "seconds": 1.0}
+    (folder / "finished.json").write_text(json.dumps(none))
+
+
 @pytest.mark.parametrize(
     ("breakage", "message"),
     [
@@ -186,7 +192,18 @@ def edit(name: str, old: str, new: str) -> Callable[[Path], None]:
         ),
         (edit("config.json", '"Dyck"', '"Rubik"'), r"config.json is damaged \(unknown specification type 'Rubik'"),
         (edit("config.json", "{", "["), r"config.json is damaged .*; move the folder away and start anew"),
-        (edit("finished.json", "steps", "stops"), r"finished.json is damaged \(KeyError: 'steps'\); remove it and resume"),
+        (
+            edit("finished.json", '"steps"', '"stops"'),
+            r"finished.json is damaged \(KeyError: 'steps'\); remove .*json and resume the run",
+        ),
+        (edit("finished.json", "false", "true"), r"finished.json is damaged \(ValueError: its sha256 is another\); remove"),
+        (without_evaluations, r"finished.json is damaged \(ValueError: it has no evaluation\); remove"),
+        (lambda f: (f / "finished.json").write_text("[]"), r"finished.json is damaged \(TypeError"),
+        (lambda f: (f / "config.json").unlink(), r"config.json is missing; move the folder away"),
+        (
+            lambda f: shutil.rmtree(f / "result"),
+            r"result is missing; remove .*finished.json and resume the run: it is written from",
+        ),
         (lambda f: f.rename(f.with_name("x")) and f.write_text(""), r"cannot be used as the folder of a run|Not a directory"),
     ],
 )
@@ -196,6 +213,14 @@ def test_a_folder_that_is_not_this_runs(reference: Path, tmp_path: Path, breakag
     breakage(folder)
     with pytest.raises(AnyformerError, match=message):
         run_training(CONFIG, tmp_path)
+
+
+def test_a_result_that_was_lost_is_written_again(reference: Path, tmp_path: Path):
+    folder = tmp_path / CONFIG.name
+    subprocess.run(["cp", "-r", reference, folder], check=True)
+    shutil.rmtree(folder / "result")
+    (folder / "finished.json").unlink()
+    assert run_training(CONFIG, tmp_path).finished and bits(folder) == bits(reference)
 
 
 def test_reading_what_is_no_run(reference: Path, tmp_path: Path):

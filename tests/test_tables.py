@@ -100,6 +100,11 @@ def test_a_table_is_trained_scored_written_and_not_trained_again(tmp_path):
     keys = {"task", "norm", "model", "H", "L", "d", "m", "seeds", "accuracy", "accuracy_letters", "paper", "profile", "command"}
     assert all(keys <= set(row) for row in written)
     text = (tmp_path / "out" / "table1.md").read_text()
+    ran = next(line for line in text.splitlines() if line.startswith("| dyck | residual+norm | random | "))
+    assert [cell.strip() for cell in ran.split("|")][7] == "", "letters of a task that has none"
+    assert rows["2-hop", "residual+norm", "compiled"].m > rows["2-hop", "residual+norm", "full"].m, (
+        "not run, and as wide as its machine"
+    )
     assert "not run" in text and "±" in text and "quick" in text and (tmp_path / "out" / "table1-quick.png").stat().st_size > 1000
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "runs").glob("*/finished.json")}
     again = tables.run(*given, only=("dyck:residual+norm:random",), command="that")
@@ -111,12 +116,30 @@ def test_a_table_is_trained_scored_written_and_not_trained_again(tmp_path):
     )
 
 
+@pytest.mark.usefixtures("tiny")
+def test_a_damaged_result_is_a_failure_and_the_row_stays(tmp_path):
+    given = (tmp_path / "out", "table1", "quick")
+    first = tables.run(*given, (0, 1), tmp_path / "runs", only=("dyck:none:full",), command="this")
+    lost = run_config(Cell("dyck", "none", "full", "quick"), 0).name
+    next((tmp_path / "runs" / lost / "result").glob("*.safetensors")).write_bytes(b"")
+    for name in ("scores.json", "compiled-scores.json"):
+        (tmp_path / "runs" / lost / name).write_text("{")  # damaged: not read
+    again = tables.run(*given, (0, 1), tmp_path / "runs", only=("dyck:none:*",), command="that")
+    assert list(again["failures"]) == [lost] and "damaged" in again["failures"][lost]
+    for model in ("full", "compiled"):
+        rows = [{row.key[:3]: row for row in result["rows"]}["dyck", "none", model] for result in (first, again)]
+        assert rows[0] == rows[1] and rows[0].seeds == [0, 1]
+    assert (
+        next(row for row in again["rows"] if row.key[:3] == ("dyck", "none", "sparse")).command == "that --only dyck:none:sparse"
+    )
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["--only", "1-hop:none"], "task:variant:model"),
         (["--only", "5-hop:none:full"], "none of dyck, 1-hop"),
-        (["--seeds", "1", "1"], "different seeds"),
+        (["--seeds", "1", "1"], "different seeds >= 0"),
         (["--seeds", "-1"], "seed"),
         (["--profile", "tiny"], "profile"),
     ],

@@ -238,7 +238,7 @@ def test_a_gradient_that_is_not_finite_stops_before_the_step():
 
 @pytest.mark.parametrize("betas", [(0.9,), (0.9, 1.0), (-0.1, 0.9)])
 def test_betas(betas, as_shipped):
-    with pytest.raises(AnyformerError, match=r"betas must be two numbers in \[0, 1\)"):
+    with pytest.raises(AnyformerError, match=r"betas must be a tuple of two numbers in \[0, 1\)"):
         TrainingConfig(steps=200, betas=betas)
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from anyformer.experiments.learned import PAPER, Cell, floors, run_config
-from anyformer.experiments.report import require_seeds, require_writable, spelled, write
+from anyformer.experiments.report import read_written, require_seeds, require_writable, spelled, write
 from anyformer.learning.frozen_machine import FrozenMachine
 from anyformer.learning.runs import RunConfig
 from anyformer.learning.sweeps import SweepReport, sweep
@@ -74,14 +74,17 @@ def run(
     """Train every line, write ``learnability.json`` and ``.md``; returns the lines and the failures."""
     require_seeds(seeds)
     require_writable(folder)
+    require_writable(runs)
     configs = {(choice, seed): config_of(choice, seed) for choice in (*CHOICES, *RANDOM) for seed in seeds}
     done = sweep(configs.values(), executor, runs, report)
     histories = {result.folder.name: result.history for result in done.runs}
+    before = read_written(folder, "learnability", lambda data: {line["choice"]: Line(**line) for line in data["lines"]}) or {}
     lines = []
     for choice in (*CHOICES, *RANDOM):
         found = {seed: histories[c.name] for (name, seed), c in configs.items() if name == choice and c.name in histories}
         reached = [next((step for step, a in zip(h.steps, h.accuracies, strict=True) if a >= 0.9), None) for h in found.values()]
-        lines.append(Line(choice, list(found), [round(100 * h.accuracies[-1], 2) for h in found.values()], reached))
+        line = Line(choice, list(found), [round(100 * h.accuracies[-1], 2) for h in found.values()], reached)
+        lines.append(before.get(choice, line) if len(found) < len(seeds) else line)  # where a run failed, what the file had stays
     about = {"command": command, "steps": STEPS, "batch_size": BATCH, "lines": [asdict(line) for line in lines]}
     write(folder, "learnability", about, markdown(lines, command))
     return {"lines": lines, "failures": dict(done.failures), "skipped": list(done.skipped)}

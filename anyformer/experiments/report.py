@@ -5,11 +5,12 @@ import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import mean, stdev
-from typing import Any
+from typing import Any, TypeVar
 
 from anyformer.errors import AnyformerError
 from anyformer.storage import write_text
 
+T = TypeVar("T")
 Report = Callable[[int, int, str], None]
 """``report(done, of, what was done last)``."""
 
@@ -27,9 +28,9 @@ def require_writable(folder: Path) -> None:
 
 
 def require_seeds(seeds: Sequence[int]) -> None:
-    """Raise unless there is a seed and none is there twice."""
-    if not seeds or len(set(seeds)) < len(seeds):
-        raise AnyformerError(f"reproduce: different seeds expected, got {list(seeds)}")
+    """Raise unless there is a seed, none is negative and none is there twice."""
+    if not seeds or len(set(seeds)) < len(seeds) or min(seeds) < 0:
+        raise AnyformerError(f"reproduce: different seeds >= 0 expected, got {list(seeds)}")
 
 
 def counted(total: int, report: Report | None) -> Callable[[str], None]:
@@ -43,6 +44,17 @@ def counted(total: int, report: Report | None) -> Callable[[str], None]:
             report(done, total, last)
 
     return tick
+
+
+def read_written(folder: Path, name: str, read: Callable[[Any], T]) -> T | None:
+    """``read`` of what ``NAME.json`` holds, None where there is no such file. Raises AnyformerError for a file that is not ours."""
+    path = folder / f"{name}.json"
+    if not path.is_file():
+        return None
+    try:
+        return read(json.loads(path.read_text(encoding="utf-8")))
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise AnyformerError(f"{path} is not a table of ours ({error!s:.80}); move it away") from None
 
 
 def write(folder: Path, name: str, data: Any, text: str | None = None) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 
 from anyformer.charts import draw_curves
 from anyformer.experiments.learned import Cell, floors, run_config
-from anyformer.experiments.report import require_seeds, require_writable, write
+from anyformer.experiments.report import read_written, require_seeds, require_writable, write
 from anyformer.learning.frozen_machine import FrozenMachine
 from anyformer.learning.runs import RunConfig
 from anyformer.learning.sweeps import SweepReport, sweep
@@ -65,20 +65,23 @@ def run(
     report: SweepReport | None = None,
     command: str = "",
 ) -> dict[str, Any]:
-    """Train every pair, write ``bfloat16-PROFILE.json``, ``.md`` and ``.png``; returns the pairs and the failures."""
+    """Train every pair, write ``bfloat16-PROFILE.json``, ``.md`` and ``.png``, in which other seeds keep their pairs; returns the pairs
+    and the failures."""
     require_seeds(seeds)
     require_writable(folder)
+    require_writable(runs)
     configs = {(products, seed): config_of(products, profile, seed) for seed in seeds for products in PRODUCTS}
     done = sweep(configs.values(), executor, runs, report)
     histories = {result.folder.name: result.history for result in done.runs}
-    pairs = []
+    name = f"bfloat16-{profile}"
+    known: dict[int, Pair] = read_written(folder, name, lambda data: {pair["seed"]: Pair(**pair) for pair in data["pairs"]}) or {}
     for seed in seeds:
         held = {name: histories.get(configs[name, seed].name) for name in PRODUCTS}
         found = {name: [[s, round(a, 5)] for s, a in zip(h.steps, h.accuracies, strict=True)] for name, h in held.items() if h}
         if len(found) == len(PRODUCTS):
-            pairs.append(Pair.of(seed, found))
+            known[seed] = Pair.of(seed, found)
+    pairs = [known[seed] for seed in sorted(known)]
     about = {"command": command, "profile": profile, "pairs": [asdict(pair) for pair in pairs]}
-    name = f"bfloat16-{profile}"
     write(folder, name, about, markdown(pairs, profile, command))
     if pairs:
         curves = {name: [pair.curves[name] for pair in pairs] for name in PRODUCTS}

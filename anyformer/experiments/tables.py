@@ -34,10 +34,11 @@ from anyformer.experiments.learned import (
     run_config,
     sizes_of,
 )
-from anyformer.experiments.report import require_seeds, require_writable, spelled, write
+from anyformer.experiments.report import read_written, require_seeds, require_writable, spelled, write
 from anyformer.learning.models import FullyTrained
 from anyformer.learning.runs import RunConfig, RunResult
 from anyformer.learning.sweeps import SweepReport, sweep
+from anyformer.learning.training import History
 from anyformer.program import Program, load
 from anyformer.storage import write_text
 from anyformer.targets.transformer import Transformer, TransformerConfig
@@ -52,6 +53,8 @@ MODELS = (*KINDS, "compiled")
 SCORED_LABELS, SCORED_ROWS = 4096, 512
 """A finished model is scored on at least so many labels and so many sequences of the held-out set."""
 SCORES = "scores.json"
+Scored = tuple[History, dict[str, Any]]
+"""How a run went, and what its result is worth."""
 
 
 @dataclass(frozen=True)
@@ -121,23 +124,31 @@ def run(
         )
     require_seeds(seeds)
     require_writable(folder)
-    before = read_rows(folder / f"{table}.json")
+    require_writable(runs)
+    before = read_written(folder, table, lambda data: [Row(**row) for row in data]) or []
     wanted = cells(table, profile, only)
     configs = {(cell, seed): run_config(cell, seed) for cell in wanted for seed in seeds}
     done = sweep(configs.values(), executor, runs, report)
-    finished = {result.folder.name: result for result in done.runs}
+    finished, failures = {result.folder.name: result for result in done.runs}, dict(done.failures)
     rows = {row.key: row for row in before}
     for cell in cells(table, profile):
+        of_cell = {s: c for (w, s), c in configs.items() if w == cell}
         for model in (cell.kind, "compiled") if cell.kind == "full" else (cell.kind,):
-            held = {s: finished[c.name] for (w, s), c in configs.items() if w == cell and c.name in finished}
-            row = _row(cell, model, held, command)
-            if held or row.key not in rows:
+            scored: dict[int, Scored] = {}
+            for seed, config in of_cell.items():
+                if config.name in finished:
+                    try:
+                        scored[seed] = finished[config.name].history, scores(config, finished[config.name], model == "compiled")
+                    except AnyformerError as error:  # a result that is gone or damaged
+                        failures[config.name] = str(error)
+            row = _row(cell, model, scored, command)
+            if row.key not in rows or (of_cell and len(scored) == len(of_cell)):  # where a run failed, what the file had stays
                 rows[row.key] = row
     order = {row: i for i, row in enumerate(_order(table))}
     listed = sorted(rows.values(), key=lambda row: order[row.key])
     write(folder, table, [asdict(row) for row in listed], markdown(table, listed))
     _draw(table, profile, listed, folder / f"{table}-{profile}.png")
-    return {"rows": listed, "failures": dict(done.failures), "skipped": list(done.skipped)}
+    return {"rows": listed, "failures": failures, "skipped": list(done.skipped)}
 
 
 def _draw(table: str, profile: str, rows: Sequence[Row], path: Path) -> None:
@@ -161,25 +172,11 @@ def _order(table: str) -> Iterator[tuple[str, str, str, str]]:
                 yield from ((task, variant, model, profile) for model in MODELS)
 
 
-def read_rows(path: Path) -> list[Row]:
-    """The rows of an earlier table; none where there is no file."""
-    if not path.is_file():
-        return []
-    try:
-        return [Row(**row) for row in json.loads(path.read_text(encoding="utf-8"))]
-    except (ValueError, TypeError) as error:
-        raise AnyformerError(f"{path} is not a table of ours ({error!s:.80}); move it away") from None
-
-
-def _row(cell: Cell, model: str, held: dict[int, RunResult], command: str) -> Row:
-    sizes, scored = sizes_of(cell.task, cell.profile), {}
-    width = 0
-    for seed, result in held.items():
-        scored[seed] = scores(run_config(cell, seed), result, compiled=model == "compiled")
-        width = scored[seed]["width"]
-    if not width:
-        width = unscored_width(cell, model)
-    histories = [result.history for result in held.values()]
+def _row(cell: Cell, model: str, held: dict[int, Scored], command: str) -> Row:
+    sizes = sizes_of(cell.task, cell.profile)
+    scored = [score for _, score in held.values()]
+    width = scored[0]["width"] if scored else unscored_width(cell, model)
+    histories = [history for history, _ in held.values()]
     return Row(
         *cell.name[:2],
         model,
@@ -187,9 +184,9 @@ def _row(cell: Cell, model: str, held: dict[int, RunResult], command: str) -> Ro
         sizes.layers,
         sizes.head_dim,
         width,
-        list(scored),
-        [100 * s["accuracy"] for s in scored.values()],
-        [100 * s["letters"] for s in scored.values() if "letters" in s],
+        list(held),
+        [100 * s["accuracy"] for s in scored],
+        [100 * s["letters"] for s in scored if "letters" in s],
         PAPER.get(cell.name) if model != "compiled" else None,
         cell.profile,
         f"{command} --only {':'.join(cell.name)}" if held else "",

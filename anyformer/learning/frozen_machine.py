@@ -56,6 +56,10 @@ class FrozenMachine(Model):
         require_choice(owner, "readout", self.readout, READOUTS)
         require_choice(owner, "coordinates", self.coordinates, COORDINATES)
         require_choice(owner, "products", self.products, ("float32", "bfloat16"))
+        if self.products != "float32" and self.coordinates == "reads":
+            raise AnyformerError(
+                f'{owner}: products="{self.products}" has no effect with coordinates="reads", which multiply by no dense map: leave it out'
+            )
         for name in ("positions", "train_norms"):
             require_choice(owner, name, getattr(self, name), (True, False))
         for name in ("embedding_std", "position_std", "readout_std"):

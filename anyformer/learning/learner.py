@@ -139,7 +139,12 @@ class LearnedProgram(nn.Module):
     def gradients(self, inputs: Int[Tensor, "batch n"], labels: Int[Tensor, "batch n"], total: int | None = None) -> float:
         """The cross-entropy summed over scored positions over ``total`` of them (default: all of these), its gradients accumulated."""
         self._check(inputs)
+        if labels.shape != inputs.shape:
+            raise AnyformerError(f"labels must have the shape {tuple(inputs.shape)} of the inputs, got {tuple(labels.shape)}")
+        check_tokens(torch.where(labels == IGNORED, 0, labels), self.readout.shape[1])
         total = int((labels != IGNORED).sum()) if total is None else total
+        if total < 1:
+            raise AnyformerError(f"gradients of {total} scored positions: there must be one or more")
         tables = self.tables()
         held = leaves_of(tables)
         loss = 0.0

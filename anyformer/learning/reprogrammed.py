@@ -18,12 +18,10 @@ from anyformer.errors import AnyformerError, require_choice, require_size
 from anyformer.learning.models import Model, draw_tables, require_std
 from anyformer.memory import require_memory
 from anyformer.network import check_positions, check_tokens
-from anyformer.storage import patiently, read_folder, write_folder
+from anyformer.storage import REPROGRAMMING, patiently, read_folder, write_folder
 from anyformer.targets.huggingface.backbones import Decoder, load_decoder
 from anyformer.targets.transformer import check_names
 from anyformer.tasks import Task
-
-KIND = "anyformer-reprogramming"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,7 +116,7 @@ class Reprogramming(nn.Module):
             f"{d.family} (sha256 {d.sha256}).\n\n```python\nfrom anyformer.learning.reprogrammed import load_reprogramming\n"
             "model = load_reprogramming('this folder', 'folder of the frozen model')\nlogits = model(tokens)\n```\n"
         )
-        write_folder(folder, KIND, about, tables, card)
+        write_folder(folder, REPROGRAMMING, about, tables, card)
 
 
 @patiently
@@ -127,7 +125,7 @@ def load_reprogramming(folder: str | Path, backbone: str | Path) -> Reprogrammin
 
     Raises :class:`AnyformerError` where that is not the model that they were trained for.
     """
-    stored = read_folder(folder, KIND)
+    stored = read_folder(folder, REPROGRAMMING)
     about, names = stored.config.get("backbone"), stored.config.get("token_names")
     keys = {"sha256": str, "family": str, "width": int, "out": int, "seed": int | None}
     if not isinstance(about, dict) or any(not isinstance(about.get(key), kind) for key, kind in keys.items()):

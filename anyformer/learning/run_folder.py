@@ -9,11 +9,12 @@ there it is written anew when a run goes on, cut back to the step of the checkpo
 """
 
 import dataclasses
+import hashlib
 import json
 import os
 import platform
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -76,14 +77,23 @@ class RunFolder:
         """The history of a finished run, or None. Raises AnyformerError where the folder is not of this configuration."""
         if not (self.path / FINISHED).exists():
             return None
-        self._check_config()
+        remedy = f"remove {self.path / FINISHED} and resume the run"
+        if not self._check_config():
+            raise AnyformerError(f"{self.path / CONFIG} is missing; move the folder away")
         try:
             data = json.loads((self.path / FINISHED).read_text(encoding="utf-8"))
             steps, losses, accuracies = (tuple(data[name]) for name in ("steps", "losses", "accuracies"))
-            return History(steps, losses, accuracies, data["stopped_early"], data["seconds"])
-        except (OSError, ValueError, KeyError, TypeError) as error:
+            history = History(steps, losses, accuracies, data["stopped_early"], data["seconds"])
+            if data.get("sha256", checksum_of(history)) != checksum_of(history):  # early versions wrote none
+                raise ValueError("its sha256 is another")
+            if not (steps and len(steps) == len(losses) == len(accuracies)):
+                raise ValueError("it has no evaluation")
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             what = f"{type(error).__name__}: {error!s:.80}"
-            raise AnyformerError(f"{self.path / FINISHED} is damaged ({what}); remove it and resume the run") from None
+            raise AnyformerError(f"{self.path / FINISHED} is damaged ({what}); {remedy}") from None
+        if not (self.path / RESULT).exists():
+            raise AnyformerError(f"{self.path / RESULT} is missing; {remedy}: it is written from the last checkpoint")
+        return history
 
     def open(self, resume: bool) -> TrainingState | None:
         """Make the folder this run's, or check that it is; the state to go on from, None: from the start.
@@ -146,11 +156,11 @@ class RunFolder:
         """Write ``metrics.jsonl`` anew."""
         write_text(self.path / METRICS, "".join(map(_line, records)))
 
-    def finish(self, save: Any, history: History) -> None:
+    def finish(self, save: Callable[[Path], object], history: History) -> None:
         """Save the result (``save(folder)``), then say that the run is finished."""
         try:
             save(self.path / RESULT)
-            self._write(FINISHED, dataclasses.asdict(history))
+            self._write(FINISHED, dataclasses.asdict(history) | {"sha256": checksum_of(history)})
         except (OSError, SafetensorError) as error:
             raise AnyformerError(
                 f"{self.path}: the result could not be written ({error}); make room and resume the run"
@@ -196,6 +206,11 @@ def read_config(folder: Path) -> Spec | None:
         return None
     except (OSError, ValueError, RecursionError) as error:  # AnyformerError is a ValueError
         raise AnyformerError(f"{path} is damaged ({error!s:.100}); move the folder away and start anew") from None
+
+
+def checksum_of(history: History) -> str:
+    """A sha256 of everything in it."""
+    return hashlib.sha256(json.dumps(dataclasses.asdict(history), sort_keys=True).encode()).hexdigest()
 
 
 def finite(state: TrainingState) -> bool:

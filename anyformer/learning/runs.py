@@ -209,8 +209,10 @@ def _device(name: str) -> torch.device:
     if name == "cuda":  # under torchrun each process of a machine has a GPU of its own
         name = f"cuda:{os.environ.get('LOCAL_RANK', '0')}"
     try:
-        return torch.empty(0, device=name).device
-    except (RuntimeError, AssertionError) as error:
+        device = torch.device(name)
+        torch.zeros(1, device=device).item()  # there, and it holds numbers ("meta" does not)
+        return torch.empty(0, device=device).device
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
         raise AnyformerError(f"device {name!r} cannot be used: {str(error).splitlines()[0]:.100}") from None
 
 

@@ -30,6 +30,7 @@ LAST_WORDS = 30
 """Seconds that a worker has for its checkpoint when nobody waits for it any more."""
 FRUITLESS = 3
 """After so many pools that broke before any run was finished, each run gets a pool of its own."""
+_ORPHANED = threading.Event()
 _ONE_AT_A_TIME = threading.Lock()  # torch's random state belongs to the process
 
 
@@ -136,6 +137,8 @@ def _in_one(executor: Executor, pending: dict[str, RunConfig], folder: Path, dev
 
 def work(config: RunConfig, folder: str, device: str = "cpu") -> RunResult | str:
     """What a worker does: train with one thread; a failure comes back as text."""
+    if _ORPHANED.is_set():  # what is still queued is for nobody
+        os._exit(1)
     with _ONE_AT_A_TIME:
         threads = torch.get_num_threads()
         keep_freed_memory()
@@ -170,6 +173,7 @@ def _end_with(parent: int) -> None:
     def watch() -> None:
         while os.getppid() == parent:
             time.sleep(1)
+        _ORPHANED.set()
         for how, patience in ((signal.SIGTERM, LAST_WORDS), (signal.SIGKILL, 0)):
             os.kill(os.getpid(), how)
             time.sleep(patience)

@@ -22,7 +22,7 @@ import torch.nn.functional as F
 from jaxtyping import Int64, Shaped
 from torch import Tensor, nn
 
-from anyformer.errors import AnyformerError, require_choice, require_size
+from anyformer.errors import AnyformerError, is_number, require_choice, require_size
 from anyformer.learning.optimisation import OPTIMIZERS, Optimizer
 from anyformer.learning.ranks import ALONE, Ranks
 from anyformer.philox import raw
@@ -68,18 +68,21 @@ class TrainingConfig(Spec):
             require_size("TrainingConfig", name, getattr(self, name))
         for name in ("warm_up", "seed"):
             require_size("TrainingConfig", name, getattr(self, name), minimum=0)
+        if self.seed >= 2**64:
+            raise AnyformerError(f"TrainingConfig: seed must be below 2**64, got {self.seed}")
         require_choice("TrainingConfig", "schedule", self.schedule, ("cosine", "one-cycle"))
         require_choice("TrainingConfig", "optimizer", self.optimizer, OPTIMIZERS)
         for name in ("learning_rate", "weight_decay", "clip", "stop_at"):
             value, smallest = getattr(self, name), 0.0 if name == "weight_decay" else 1e-12
             optional = name in ("clip", "stop_at")
-            if not (optional if value is None else smallest <= value < math.inf):
+            if not (optional if value is None else is_number(value) and value >= smallest):
                 rule = f"a number >= {smallest:g}{' or None' * optional}"
                 raise AnyformerError(f"TrainingConfig: {name} must be {rule}, got {value!r}")
         if self.learning_rate > 1e30:  # torch's optimizers overflow
             raise AnyformerError(f"TrainingConfig: learning_rate must be at most 1e30, got {self.learning_rate!r}")
-        if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
-            raise AnyformerError(f"TrainingConfig: betas must be two numbers in [0, 1), got {self.betas!r}")
+        pair = isinstance(self.betas, tuple) and len(self.betas) == 2 and all(map(is_number, self.betas))
+        if not (pair and all(0 <= beta < 1 for beta in self.betas)):
+            raise AnyformerError(f"TrainingConfig: betas must be a tuple of two numbers in [0, 1), got {self.betas!r}")
         if self.warm_up >= self.steps:
             got = f"{self.warm_up} of {self.steps}"
             raise AnyformerError(f"TrainingConfig: warm_up must be below steps, got {got}")
@@ -247,11 +250,13 @@ class Training:
         with _drawing(self.device, int(raw(config.seed, step, 1 + self.ranks.rank)[-1])):
             loss = self.ranks.add(self.parameters, self._gradients(batch))
         if not math.isfinite(loss):
-            raise Diverged(f"train: the loss is {loss} at step {step}; try a smaller learning_rate or clip")
+            raise Diverged(f"train: the loss is {loss} at step {step}; try a smaller learning_rate, clip or weight_decay")
         if config.clip is not None:
             norm = nn.utils.clip_grad_norm_(self.parameters, config.clip).item()
             if not math.isfinite(norm):
-                raise Diverged(f"train: the gradient's norm is {norm} at step {step}; try a smaller learning_rate")
+                raise Diverged(
+                    f"train: the gradient's norm is {norm} at step {step}; try a smaller learning_rate or weight_decay"
+                )
         self.optimizer.step(config.rate(step))
         self.running.append(loss)
         self.step += 1
@@ -270,6 +275,10 @@ class Training:
         """The gradients of this rank's share of the batch's mean loss; returns that share."""
         inputs, labels = (self.ranks.rows(whole).to(self.device) for whole in (batch.inputs, batch.labels))
         total = int(batch.scored.sum())
+        if total == 0:
+            raise AnyformerError(
+                f"train: no position of the batch of step {self.step} is scored; a larger batch_size, or another task"
+            )
         if self.own_gradients is not None:
             return self.own_gradients(inputs, labels, total)
         logits = self.module(inputs).flatten(0, 1)

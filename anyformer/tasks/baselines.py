@@ -15,6 +15,7 @@ import numpy as np
 from jaxtyping import Int64
 from torch import Tensor
 
+from anyformer.errors import AnyformerError
 from anyformer.tasks.finite import FiniteTask
 from anyformer.tasks.task import Batch, Task
 
@@ -47,7 +48,8 @@ class Baselines:
 
 
 def baselines(task: Task, size: int = 20_000, seed: int = 0) -> Baselines:
-    """Fit on ``size`` training rows of ``seed`` and score on ``size`` held-out rows. A finite task is taken whole instead."""
+    """Fit on ``size`` training rows of ``seed`` and score on ``size`` held-out rows. A finite task is taken whole instead.
+    Raises AnyformerError where nothing is scored."""
     if isinstance(task, FiniteTask):
         size = task.rows
     fit, held_out = task.training_rows(size, seed), task.held_out(size)
@@ -63,6 +65,8 @@ def baselines(task: Task, size: int = 20_000, seed: int = 0) -> Baselines:
             scores[name] = float((predicted == asked[-1]).mean())
             if kind == 0:
                 fallback = predicted
+    if not constant:
+        raise AnyformerError(f"{type(task).__name__}: none of its rows has a scored position")
     rules = {name: task.scores(rule(held_out.inputs), held_out) for name, rule in task.rules().items()}
     return Baselines(constant, position, own_token, rules, len(fit.inputs), len(held_out.inputs))
 

@@ -25,6 +25,9 @@ class Curriculum(Task):
     until: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
+        for name in ("tasks", "until"):
+            if not isinstance(getattr(self, name), tuple):
+                raise AnyformerError(f"Curriculum: {name} must be a tuple, got {getattr(self, name)!r:.80}")
         if not (self.tasks and all(isinstance(task, Task) for task in self.tasks)):
             raise AnyformerError(f"Curriculum: tasks must be one task or more, got {self.tasks}")
         if len(self.until) != len(self.tasks) - 1:

@@ -12,7 +12,6 @@ from functools import lru_cache
 from typing import ClassVar
 
 import numpy as np
-import torch
 from jaxtyping import Int64
 
 from anyformer.errors import AnyformerError, require_size
@@ -64,8 +63,8 @@ class FiniteTask(Task):
 
     def _slice(self, start: int, stop: int, size: int) -> Batch:
         require_size(type(self).__name__, "size", size)
-        inputs, labels = self._rows(permutation(self.rows)[start : min(stop, start + size)])
-        return Batch(torch.from_numpy(inputs), torch.from_numpy(labels))
+        numbers = permutation(self.rows)[start : min(stop, start + size)]
+        return self._checked(self._rows(numbers), len(numbers))
 
 
 @lru_cache(maxsize=8)

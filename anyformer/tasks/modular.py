@@ -14,6 +14,7 @@ import numpy as np
 from jaxtyping import Int64
 
 from anyformer.errors import AnyformerError, require_number, require_size
+from anyformer.memory import require_memory
 from anyformer.tasks.finite import FiniteTask
 from anyformer.tasks.task import IGNORED, Ids
 
@@ -32,6 +33,7 @@ class ModularAddition(FiniteTask):
 
     def __post_init__(self) -> None:
         require_size("ModularAddition", "modulus", self.modulus, minimum=2)
+        require_memory(200 * self.modulus, "this many tokens")
         require_number("ModularAddition", "train_share", self.train_share)
         if not 1 <= self.trained < self.rows:
             counts = f"{self.trained} and {self.rows - self.trained} of {self.rows}"

@@ -17,6 +17,7 @@ from jaxtyping import Int64
 from torch import Tensor
 
 from anyformer.errors import require_size
+from anyformer.memory import require_memory
 from anyformer.tasks.task import IGNORED, Ids, Rule, Task, Words, below
 
 PAD = 0
@@ -37,6 +38,7 @@ class Needle(Task):
     def __post_init__(self) -> None:
         require_size("Needle", "pairs", self.pairs)
         require_size("Needle", "values", self.values)
+        require_memory(200 * (2 * self.pairs + self.values), "this many tokens")
         super().__post_init__()
 
     @property

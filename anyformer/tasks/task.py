@@ -75,6 +75,13 @@ class Task(Spec, ABC):
     vocab: int = 0
 
     def __post_init__(self) -> None:
+        owner, names = type(self).__name__, self.names
+        if not isinstance(names, tuple) or not all(
+            isinstance(name, str) and name and not any(map(str.isspace, name)) for name in names
+        ):
+            raise AnyformerError(f"{owner}: names must be a tuple of words without spaces, got {names!r:.80}")
+        if len(set(names)) < len(names):
+            raise AnyformerError(f"{owner}: names must be different, got {names!r:.80}")
         if self.vocab == 0:
             object.__setattr__(self, "vocab", len(self.names))
         require_size(type(self).__name__, "vocab", self.vocab, minimum=len(self.names))
@@ -108,8 +115,25 @@ class Task(Spec, ABC):
             require_size(owner, name, value, minimum=0)
             if value >= 2**64:
                 raise AnyformerError(f"{owner}: {name} must be below 2**64, got {value}")
-        inputs, labels = self._draw(raw(seed, index, size * self.words).reshape(size, self.words))
-        return Batch(torch.from_numpy(inputs), torch.from_numpy(labels))
+        drawn = self._draw(raw(seed, index, size * self.words).reshape(size, self.words))
+        return self._checked(drawn, size)
+
+    def _checked(self, drawn: Any, size: int) -> Batch:
+        """What a task drew, as a batch: ``size`` rows of ``length`` ids below ``vocab`` (labels also IGNORED), or AnyformerError."""
+        owner, shape = type(self).__name__, (size, self.length)
+        if not (isinstance(drawn, tuple) and len(drawn) == 2 and all(isinstance(ids, np.ndarray) for ids in drawn)):
+            raise AnyformerError(f"{owner}: its rows must be two numpy arrays, inputs and labels, got {type(drawn).__name__}")
+        for name, ids, least in zip(("inputs", "labels"), drawn, (0, IGNORED), strict=True):
+            if ids.dtype != np.int64 or ids.shape != shape:
+                raise AnyformerError(f"{owner}: {name} must be int64 {shape}, got {ids.dtype} {ids.shape}")
+            wrong = (ids >= self.vocab) | (ids < 0) & (ids != least)
+            if wrong.any():
+                row, place = map(int, np.argwhere(wrong)[0])
+                got = f"{ids[row, place]} at row {row}, position {place}"
+                raise AnyformerError(
+                    f"{owner}: {name} must be ids below vocab = {self.vocab}{', or IGNORED' * (least < 0)}; got {got}"
+                )
+        return Batch(*(torch.from_numpy(np.ascontiguousarray(ids)) for ids in drawn))
 
     def held_out(self, size: int) -> Batch:
         """The first ``size`` rows to measure on: those of the seed that no training uses. A finite task gives rows
