@@ -343,8 +343,19 @@ def _parse(arguments: Sequence[str]) -> tuple[Command, Any]:
     except SystemExit as stop:
         if not stop.code:
             raise
-        words = " ".join(re.sub(r"[\u2500-\u257f]+", " ", said.getvalue()).split())
-        raise AnyformerError(f"{words or 'these options cannot be used'} (anyformer {name} --help explains them)") from None
+        words = " ".join(re.sub(r"[\u2500-\u257f]+|-{5,}", " ", said.getvalue()).split())
+        words = re.sub(r" ?For full helptext, .*", "", re.sub(r"^([A-Z][a-z ]+) \1", r"\1", words))
+        raise AnyformerError(
+            f"{words or 'these options cannot be used'} ({_help_of(name, arguments[1:])} explains them)"
+        ) from None
+
+
+def _help_of(name: str, words: Sequence[str]) -> str:
+    """The command line that shows the options which these words chose among."""
+    chosen = list(words[:1]) if name == "train" and words and not words[0].startswith("-") else []
+    if chosen and "--backbone" in words[:-1]:
+        chosen += ["--backbone", words[words.index("--backbone") + 1]]
+    return " ".join(["anyformer", name, *chosen, "--help"])
 
 
 def _finite(value: Any) -> Any:

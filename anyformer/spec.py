@@ -17,6 +17,10 @@ from anyformer.errors import AnyformerError
 S = TypeVar("S", bound="Spec")  # typing.Self is refused by the run-time type checks of the tests
 
 
+class UnknownSpecification(AnyformerError):
+    """Data of a class that no imported module defines."""
+
+
 class Spec:
     """Base of every specification. Subclasses are frozen dataclasses whose fields are numbers, strings, bools,
     ``None``, other specs, or tuples of these; each registers itself under its class name."""
@@ -84,7 +88,7 @@ def _decode(data: Any) -> Any:
         return data
     name = data.get("type")
     if not isinstance(name, str) or name not in Spec._types:
-        raise AnyformerError(f"unknown specification type {name!r}; import the module that defines it first")
+        raise UnknownSpecification(f"unknown specification type {name!r}; import the module that defines it first")
     spec_type = Spec._types[name]
     known = {f.name for f in dataclasses.fields(spec_type)}  # type: ignore[arg-type]
     unknown = sorted(set(data) - known - {"type"})

@@ -178,6 +178,8 @@ def train(options: Train[Task, Any]) -> dict[str, Any]:
 
     keep_freed_memory()
     told: dict[str, Any] = {"sinks": sinks, "started": started, "device": options.device}
+    if options.resume and not options.as_json and not (options.runs / config.name).exists():
+        show(f"nothing to resume: {options.runs / config.name}, the run of these options, does not exist; it starts now")
     with train_progress(quiet=options.as_json, name=config.name) as report:
         result = run_training(config, options.runs, resume=options.resume, report=report, **told)
     if not options.as_json:

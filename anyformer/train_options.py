@@ -106,7 +106,8 @@ TRAINED: dict[str, type] = {"none": Full, "sparse": Sparse, "random": Dense}
 class Train(Generic[T, B]):
     """Train on a task, in a folder runs/HASH that resumes after anything: a transformer, or the program of a frozen machine.
 
-    TASK comes first. Each task and each backbone has its own options: anyformer train TASK --backbone BACKBONE --help shows them.
+    TASK comes first: dyck, k-hop, needle, addition, modular-addition, memorisation or text. Each task and backbone has its own options:
+    anyformer train TASK --backbone BACKBONE --help shows them.
 
     Example: anyformer train k-hop --hops 1 --backbone sparse --steps 300
     """

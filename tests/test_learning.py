@@ -248,7 +248,7 @@ def test_what_is_trained_and_frozen_is_said_before_training(here: Path, capsys):
     code, out, _ = call(capsys, "train", "dyck", "--backbone", "sparse", *BRIEF)
     assert code == 0
     assert re.search(r"trained: 3,\d\d\d numbers \(tokens 4 x 52, positions 63 x 52, readout 52 x 4\)", out)
-    assert re.search(r"frozen: \d+ numbers of FrozenMasked\(.*pre-norm over m\)\nmemory: about [\d.]+ [KM]iB", out)
+    assert re.search(r"frozen: \d+ ones of FrozenMasked\(.*pre-norm over m\)\nmemory: about [\d.]+ [KM]iB", out)
     assert out.index("trained:") < out.index("finished after")
     code, out, _ = call(capsys, "train", "dyck", *BRIEF, "--features", 4)
     assert code == 0 and "frozen: nothing" in out
@@ -294,6 +294,22 @@ def test_options_that_do_not_apply_are_refused(here: Path, capsys, words: list[s
     code, _, err = call(capsys, "train", "dyck", *words)
     assert code == 2 and err.count("\n") == 1 and re.search(message, err), err
     assert not list(here.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [([], "; E by its reads, E R_all\n"), (["--width", "20"], "; E itself\n")],
+)
+def test_how_e_is_trained_is_said(here: Path, capsys, options: list[str], said: str):
+    arguments = ["train", "dyck", "--backbone", "random", *BRIEF, "--norm", "none", "--no-residual", *options, "--resume"]
+    code, out, _ = call(capsys, *arguments)
+    assert code == 0 and said in out and out.count("nothing to resume: ") == 1
+    assert "nothing to resume" not in call(capsys, *arguments)[1]
+
+
+def test_an_unknown_option_is_said_once_with_the_right_help(here: Path, capsys):
+    code, _, err = call(capsys, "train", "k-hop", "--backbone", "random", "--hidden", "128")
+    assert code == 2 and err.count("nrecognized options") == 1 and "anyformer train k-hop --backbone random --help" in err
 
 
 def test_a_tree_that_is_too_deep(here: Path, capsys):

@@ -190,7 +190,10 @@ def without_evaluations(folder: Path) -> None:
             edit("config.json", '"steps": 40', '"steps": 41'),
             r"training.steps is 41 there, 40 here; it was changed, move the folder",
         ),
-        (edit("config.json", '"Dyck"', '"Rubik"'), r"config.json is damaged \(unknown specification type 'Rubik'"),
+        (
+            edit("config.json", '"Dyck"', '"Rubik"'),
+            r"config.json: unknown specification type 'Rubik'; import the module that defines it first$",
+        ),
         (edit("config.json", "{", "["), r"config.json is damaged .*; move the folder away and start anew"),
         (
             edit("finished.json", '"steps"', '"stops"'),

@@ -194,6 +194,38 @@ def test_workers_end_with_the_process_that_sweeps(tmp_path: Path):
     assert all(checkpoints(lock.parent / "checkpoints") for lock in workers), "stopped without a checkpoint"
 
 
+OWN_TASK = """
+import sys
+from dataclasses import dataclass
+from anyformer.learning import FullyTrained, RunConfig, TrainingConfig, sweep
+from anyformer.targets.transformer import TransformerConfig
+from anyformer.tasks import Task, below
+
+@dataclass(frozen=True, kw_only=True)
+class Echo(Task):
+    length: int = 5
+    names = ("0", "1")
+    words = 5
+    def _draw(self, words):
+        return below(words, 2), below(words, 2)
+
+if __name__ == "__main__":
+    small = FullyTrained(config=TransformerConfig(vocab=2, heads=1, layers=1, head_dim=2, features=2))
+    training = TrainingConfig(steps=2, batch_size=2, warm_up=1, evaluation_size=4)
+    result = sweep([RunConfig(task=Echo(length=5), model=small, training=training)], folder=sys.argv[1])
+    print(result.failures, [run.finished for run in result.runs])
+"""
+
+
+def test_a_task_that_a_script_defines_is_swept(tmp_path: Path):
+    (tmp_path / "own.py").write_text(OWN_TASK)
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[1])}
+    done = subprocess.run(
+        [sys.executable, tmp_path / "own.py", tmp_path], env=environment, capture_output=True, text=True, timeout=120
+    )
+    assert done.stdout.strip() == "() [True]", done.stdout + done.stderr
+
+
 def _lives(process: int) -> bool:
     try:
         os.kill(process, 0)

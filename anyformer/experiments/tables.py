@@ -52,6 +52,13 @@ TABLES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
 MODELS = (*KINDS, "compiled")
 SCORED_LABELS, SCORED_ROWS = 4096, 512
 """A finished model is scored on at least so many labels and so many sequences of the held-out set."""
+LEGEND = (
+    "`none` is attention alone; `sparse` the 0/1 machine, `random` the one of random maps, `full` a transformer trained whole",
+    "(its `m` is D = H d; how wide the paper's are is not said), `compiled` that transformer on its 0/1 machine. `ours` are all",
+    "scored places, `letters` those of k-hop whose answer is a letter; `steps` is where each seed stopped. Best trivial: the best",
+    "predictor without understanding. **Attention alone, `random`: E is trained by its reads, which takes the steps of the 0/1",
+    "machine (docs/learning.md); the curve is the same one, no second confirmation.**",
+)
 SCORES = "scores.json"
 Scored = tuple[History, dict[str, Any]]
 """How a run went, and what its result is worth."""
@@ -97,7 +104,7 @@ def cells(table: str, profile: str, only: Sequence[str] = ()) -> list[Cell]:
 
 
 def _pattern(text: str, tasks: Sequence[str], variants: Sequence[str]) -> tuple[str, ...]:
-    parts, allowed = tuple(text.split(":")), (tasks, variants, KINDS)
+    parts, allowed = tuple(text.replace(":compiled", ":full").split(":")), (tasks, variants, KINDS)  # compiled: what full learned
     if len(parts) != 3:
         raise AnyformerError(f"reproduce: --only takes task:variant:model, * for any; got {text!r}")
     for part, names in zip(parts, allowed, strict=True):
@@ -281,6 +288,7 @@ def markdown(table: str, rows: Iterable[Row]) -> str:
                 " ".join(map(str, row.steps)),
             ]
             lines.append(f"| {' | '.join(cells)} |")
+        lines += ["", *LEGEND]
         made = sorted({row.command.split(" --only ")[0] for row in mine if row.command})
         lines += ["", f"Made by {', '.join(f'`{command}`' for command in made)}; one row: `--only task:variant:model`.", ""]
     return "\n".join(lines)

@@ -28,7 +28,7 @@ from anyformer.errors import AnyformerError
 from anyformer.learning.checkpoints import checkpoints, read_checkpoint, write_checkpoint
 from anyformer.learning.sinks import LOG
 from anyformer.learning.training import History, Record, TrainingState
-from anyformer.spec import Spec, differences
+from anyformer.spec import Spec, UnknownSpecification, differences
 from anyformer.storage import fcntl, write_text
 
 CONFIG, ENVIRONMENT, METRICS, CHECKPOINTS, RESULT, FINISHED, LOCK = (
@@ -204,6 +204,8 @@ def read_config(folder: Path) -> Spec | None:
         return Spec.from_json(json.loads(path.read_text(encoding="utf-8")))
     except (FileNotFoundError, NotADirectoryError):
         return None
+    except UnknownSpecification as error:
+        raise AnyformerError(f"{path}: {error}") from None
     except (OSError, ValueError, RecursionError) as error:  # AnyformerError is a ValueError
         raise AnyformerError(f"{path} is damaged ({error!s:.100}); move the folder away and start anew") from None
 

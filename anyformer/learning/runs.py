@@ -63,7 +63,9 @@ def _chosen(value: Any) -> Any:
     out: dict[str, Any] = {"type": type(value).__name__}
     for f in dataclasses.fields(value):  # type: ignore[arg-type]
         own = getattr(value, f.name)
-        default = f.default if f.default_factory is dataclasses.MISSING else f.default_factory()
+        default = (
+            f.default_factory() if callable(f.default_factory) else f.default
+        )  # MISSING of a class sent to a worker is a copy
         if f.compare and own != default:
             out[f.name] = _chosen(own)
     return out

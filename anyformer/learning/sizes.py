@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from anyformer.backbones.frozen import FrozenRandom
 from anyformer.learning.learner import LearnedProgram
 from anyformer.memory import human_bytes
 from anyformer.tasks import Task
@@ -24,6 +25,10 @@ class Sizes:
     frozen: int
     machine: str | None
     bytes: int
+    by: str = ""
+    """How E is trained, where there are two ways."""
+    unit: str = "numbers"
+    """What of the machine is counted."""
 
     @property
     def numbers(self) -> int:
@@ -34,8 +39,10 @@ class Sizes:
         parts = [f"{name} {' x '.join(map(str, shape))}" for name, shape in self.trained.items()]
         more = f" and {len(parts) - 4} more" if len(parts) > 5 else ""
         shown = ", ".join(parts[: 4 if more else 5])
-        frozen = "nothing" if not self.frozen else f"{self.frozen:,} numbers" + (f" of {self.machine}" if self.machine else "")
-        return f"trained: {self.numbers:,} numbers ({shown}{more})\nfrozen: {frozen}\nmemory: about {human_bytes(self.bytes)}"
+        frozen = (
+            "nothing" if not self.frozen else f"{self.frozen:,} {self.unit}" + (f" of {self.machine}" if self.machine else "")
+        )
+        return f"trained: {self.numbers:,} numbers ({shown}{more}){self.by}\nfrozen: {frozen}\nmemory: about {human_bytes(self.bytes)}"
 
 
 def sizes(learner: nn.Module, task: Task, rows: int) -> Sizes:
@@ -44,8 +51,12 @@ def sizes(learner: nn.Module, task: Task, rows: int) -> Sizes:
     everything = learner.state_dict(keep_vars=True).values()
     frozen = sum(t.numel() for t in everything if not t.requires_grad)
     held = [*learner.parameters(), *learner.buffers()]
-    machine = None
+    machine, by, unit = None, "", "numbers"
     if isinstance(learner, LearnedProgram):
+        if isinstance(learner.machine, FrozenRandom):
+            by = "; E itself" if learner.runs_on is learner.machine else "; E by its reads, E R_all"
+        elif not learner.machine.recipe.mlp:
+            unit = "ones"
         frozen, machine = learner.machine.cost().nonzero_weights, repr(learner.machine)
         held += [*learner.machine.buffers()]
         rows = min(rows, learner.rows)
@@ -55,7 +66,7 @@ def sizes(learner: nn.Module, task: Task, rows: int) -> Sizes:
     one, two = (_kept(learner, inputs[:n], held) for n in (1, 2))
     numbers = sum(torch.Size(shape).numel() for shape in trained.values())
     tensors = sum(t.numel() * t.element_size() for t in held if not t.requires_grad)
-    return Sizes(trained, frozen, machine, 16 * numbers + tensors + max(0, one + (rows - 1) * (two - one)))
+    return Sizes(trained, frozen, machine, 16 * numbers + tensors + max(0, one + (rows - 1) * (two - one)), by, unit)
 
 
 def _kept(learner: nn.Module, inputs: Tensor, held: list[Tensor]) -> int:

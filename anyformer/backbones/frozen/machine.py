@@ -211,6 +211,14 @@ class Frozen(Machine):
         return f"{type(self).__name__}({describe_class(self)}; width {self.width}; {', '.join(parts) or 'attention only'})"
 
 
+def _tree_class(network_class: NetworkClass) -> NetworkClass:
+    if not isinstance(network_class, NetworkClass):
+        raise AnyformerError(
+            f"recipe_for needs a NetworkClass, got {type(network_class).__name__}; af.network_class(config) gives that of a configuration"
+        )
+    return network_class.for_tree()
+
+
 class FrozenMasked(Frozen):
     """0/1 maps: R_V is a diagonal mask, reads sum over prefixes (Theorem 3.1)."""
 
@@ -229,7 +237,7 @@ class FrozenMasked(Frozen):
         seed: int = 0,
     ) -> FrozenMaskedRecipe:
         return FrozenMaskedRecipe(
-            network_class=network_class.for_tree(), residual=residual, norm=norm, mlp=mlp, activation=activation, seed=seed
+            network_class=_tree_class(network_class), residual=residual, norm=norm, mlp=mlp, activation=activation, seed=seed
         )
 
     @classmethod
@@ -310,7 +318,7 @@ class FrozenRandom(Frozen):
         seed: int = 0,
     ) -> FrozenRandomRecipe:
         """``width`` m defaults to the number of required reads, as in the paper."""
-        network_class = network_class.for_tree()
+        network_class = _tree_class(network_class)
         return FrozenRandomRecipe(
             network_class=network_class,
             width=required_reads(network_class) if width is None else width,
