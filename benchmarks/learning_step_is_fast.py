@@ -1,10 +1,10 @@
 """Claims about a training step (gradients of E, positions and U; 64 x 100 tokens, float32, one thread) against the literal dense machine:
 
-attention-only, 0/1 maps, m = 2280: at least 40 times faster, at 45 % of the matrix product that this machine reaches (the aim is 50
-times and 60 %: between 45 and 51 times and 52 and 62 % were seen);
+attention-only, 0/1 maps, m = 2280: at least 45 times faster, at 50 % of the matrix product that this machine reaches (the aim is 50
+times and 60 %);
 attention-only, random maps, m = 2280: at least 20 times; residual & norm, 0/1 maps, m = 1024: at least 6 times.
 Seconds are of this process alone. Gradients are taken in blocks of 64 rows where the run folds, else of 16; peak memory is printed. The
-share counts each product with a whole pattern, as the definition has it, though the first step leaves out a quarter of the causal ones
+share counts each product with a whole pattern, as the definition has it, though the first step leaves out nearly half of the causal ones
 and counts tokens besides.
 """
 
@@ -92,8 +92,8 @@ normed_step = medians(3, moved=lambda: normed.gradients(tokens, labels), dense=n
 print(f"residual & norm: {1e3 * normed_step['moved']:.0f} ms, dense {normed_step['dense']:.1f} s, m = {normed.machine.width}")
 
 finish(
-    claim("attention only, 0/1 maps: literal / folded", slow / quick["folded"], 40, at_least=True),
-    claim("its share of the machine's matrix product", speed, 0.45, at_least=True),
+    claim("attention only, 0/1 maps: literal / folded", slow / quick["folded"], 45, at_least=True),
+    claim("its share of the machine's matrix product", speed, 0.5, at_least=True),
     claim("attention only, random maps: literal / folded", random_slow / random_step, 20, at_least=True),
     claim("residual & norm, 0/1 maps: literal / moved blocks", normed_step["dense"] / normed_step["moved"], 6, at_least=True),
 )
