@@ -132,4 +132,4 @@ def test_a_few_steps_of_training():
 
 def test_only_is_refused(capsys, as_shipped):
     assert main(["reproduce", "universality", "--only", "softmax"]) == 2
-    assert "universality is run whole" in capsys.readouterr().err
+    assert "universality has no --only" in capsys.readouterr().err

@@ -328,7 +328,7 @@ def test_a_tree_that_is_too_deep(here: Path, capsys):
         (torch.zeros(2, 99, dtype=torch.int64), 0, "gradients of 0 scored positions"),
     ],
 )
-def test_labels_that_cannot_be_scored(labels, total, message):
+def test_labels_that_cannot_be_scored(labels, total, message, as_shipped):
     learner = recommended_model(recipe("sparse", COPY)).build(COPY, 0)
     with pytest.raises(AnyformerError, match=message):
         learner.gradients(COPY.batch(0, 0, 2).inputs, labels, total)
