@@ -7,7 +7,7 @@ import pytest
 
 from anyformer.cli import main
 from anyformer.errors import AnyformerError
-from anyformer.experiments import learnability, learned, rounded_products
+from anyformer.experiments import learnability, learned
 from anyformer.experiments.rounded_products import PRODUCTS, Pair, config_of
 from anyformer.learning.runs import RunConfig, run_training
 from anyformer.learning.sweeps import SweepResult
@@ -33,8 +33,7 @@ def tiny(monkeypatch):
     monkeypatch.setattr(learnability, "BATCH", 2)
     monkeypatch.setattr(learnability, "CHOICES", {name: learnability.CHOICES[name] for name in ("base", "no position rows")})
     monkeypatch.setattr(learnability, "RANDOM", {"random machine, by its reads": {}})
-    for module in (learnability, rounded_products):
-        monkeypatch.setattr(module, "sweep", here)
+    monkeypatch.setattr(learned, "sweep", here)
     learned.floors.cache_clear()
     yield failing
     learned.floors.cache_clear()

@@ -12,11 +12,11 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from anyformer.experiments.learned import PAPER, Cell, floors, run_config
-from anyformer.experiments.report import read_written, require_seeds, require_writable, spelled, write
+from anyformer.experiments.learned import PAPER, Cell, floors, run_config, trained
+from anyformer.experiments.report import read_written, require_seeds, spelled, write
 from anyformer.learning.frozen_machine import FrozenMachine
 from anyformer.learning.runs import RunConfig
-from anyformer.learning.sweeps import SweepReport, sweep
+from anyformer.learning.sweeps import SweepReport
 
 STEPS, BATCH = 500, 32
 CHOICES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
@@ -73,15 +73,12 @@ def run(
 ) -> dict[str, Any]:
     """Train every line, write ``learnability.json`` and ``.md``; returns the lines and the failures."""
     require_seeds(seeds)
-    require_writable(folder)
-    require_writable(runs)
     configs = {(choice, seed): config_of(choice, seed) for choice in (*CHOICES, *RANDOM) for seed in seeds}
-    done = sweep(configs.values(), executor, runs, report)
-    histories = {result.folder.name: result.history for result in done.runs}
     before = read_written(folder, "learnability", lambda data: {line["choice"]: Line(**line) for line in data["lines"]}) or {}
+    histories, done = trained(configs, folder, runs, executor, report)
     lines = []
     for choice in (*CHOICES, *RANDOM):
-        found = {seed: histories[c.name] for (name, seed), c in configs.items() if name == choice and c.name in histories}
+        found = {seed: history for (name, seed), history in histories.items() if name == choice}
         reached = [next((step for step, a in zip(h.steps, h.accuracies, strict=True) if a >= 0.9), None) for h in found.values()]
         line = Line(choice, list(found), [round(100 * h.accuracies[-1], 2) for h in found.values()], reached)
         lines.append(before.get(choice, line) if len(found) < len(seeds) else line)  # where a run failed, what the file had stays

@@ -6,15 +6,19 @@
 The paper gives H, L, d and m; every other choice is ours and is written in a configuration. (Fixed Universal Transformers, arXiv 2605.31423.)
 """
 
+from concurrent.futures import Executor
 from dataclasses import dataclass
 from functools import lru_cache
+from pathlib import Path
 
 from anyformer.backbones.frozen import FrozenMasked, FrozenRandom, attention_class
 from anyformer.errors import require_choice
+from anyformer.experiments.report import require_writable
 from anyformer.learning.models import FullyTrained, Model
 from anyformer.learning.recommended import recommended_model
 from anyformer.learning.runs import RunConfig
-from anyformer.learning.training import TrainingConfig
+from anyformer.learning.sweeps import SweepReport, SweepResult, sweep
+from anyformer.learning.training import History, TrainingConfig
 from anyformer.targets.transformer import TransformerConfig
 from anyformer.tasks import Dyck, KHop, Task, baselines
 
@@ -179,6 +183,18 @@ def training_of(cell: Cell, seed: int) -> TrainingConfig:
         evaluation_size=64 if quick else 1024 if dyck else 256,
         stop_at=0.9995 if dyck else 0.999,
     )
+
+
+def trained(
+    configs: dict[tuple[str, int], RunConfig], folder: Path, runs: Path, executor: Executor | None, report: SweepReport | None
+) -> tuple[dict[tuple[str, int], History], SweepResult]:
+    """Train runs that are named by a choice and a seed, once it is sure that ``folder`` and ``runs`` can be written: the history of each
+    that finished, and how the sweep went."""
+    require_writable(folder)
+    require_writable(runs)
+    done = sweep(configs.values(), executor, runs, report)
+    histories = {result.folder.name: result.history for result in done.runs}
+    return {key: histories[c.name] for key, c in configs.items() if c.name in histories}, done
 
 
 @lru_cache

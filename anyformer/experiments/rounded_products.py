@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from anyformer.charts import draw_curves
-from anyformer.experiments.learned import Cell, floors, run_config
-from anyformer.experiments.report import read_written, require_seeds, require_writable, write
+from anyformer.experiments.learned import Cell, floors, run_config, trained
+from anyformer.experiments.report import read_written, require_seeds, write
 from anyformer.learning.frozen_machine import FrozenMachine
 from anyformer.learning.runs import RunConfig
-from anyformer.learning.sweeps import SweepReport, sweep
+from anyformer.learning.sweeps import SweepReport
 
 TASK = "1-hop"
 PRODUCTS = ("float32", "bfloat16")
@@ -68,15 +68,12 @@ def run(
     """Train every pair, write ``bfloat16-PROFILE.json``, ``.md`` and ``.png``, in which other seeds keep their pairs; returns the pairs
     and the failures."""
     require_seeds(seeds)
-    require_writable(folder)
-    require_writable(runs)
     configs = {(products, seed): config_of(products, profile, seed) for seed in seeds for products in PRODUCTS}
-    done = sweep(configs.values(), executor, runs, report)
-    histories = {result.folder.name: result.history for result in done.runs}
     name = f"bfloat16-{profile}"
     known: dict[int, Pair] = read_written(folder, name, lambda data: {pair["seed"]: Pair(**pair) for pair in data["pairs"]}) or {}
+    histories, done = trained(configs, folder, runs, executor, report)
     for seed in seeds:
-        held = {name: histories.get(configs[name, seed].name) for name in PRODUCTS}
+        held = {name: histories.get((name, seed)) for name in PRODUCTS}
         found = {name: [[s, round(a, 5)] for s, a in zip(h.steps, h.accuracies, strict=True)] for name, h in held.items() if h}
         if len(found) == len(PRODUCTS):
             known[seed] = Pair.of(seed, found)
