@@ -1,5 +1,7 @@
 """Products whose rows do not depend on their neighbours: values, derivatives of every kind, and the bits."""
 
+from collections.abc import Callable
+
 import pytest
 import torch
 
@@ -39,6 +41,29 @@ def test_transforms() -> None:
         return contract(M, v, v[:, :4].sum(2))
 
     torch.testing.assert_close(torch.func.jacfwd(both_ways)(V), torch.func.jacrev(both_ways)(V))
+
+
+SCORES = draw(6, 2, 3, 4, 5)
+SEEN = torch.rand(2, 1, 4, 5, generator=torch.Generator().manual_seed(7)) < 0.6
+SEEN[:, :, 1] = False  # a query that sees nothing
+
+
+def softmax(sink: bool) -> Callable[[torch.Tensor], torch.Tensor]:
+    return lambda scores: P.normalised_exp(scores, SEEN, sink)
+
+
+@pytest.mark.parametrize("sink", [False, True])
+def test_masked_softmax(sink: bool) -> None:
+    weights = torch.where(SEEN, SCORES.exp(), 0.0)
+    total = weights.sum(-1, keepdim=True) + (1.0 if sink else 0.0)
+    expected = weights / torch.where(total > 0, total, 1.0)
+    torch.testing.assert_close(softmax(sink)(SCORES), expected, rtol=1e-13, atol=1e-13)
+    scores = SCORES.clone().requires_grad_()
+    assert torch.autograd.gradcheck(softmax(sink), scores, check_forward_ad=True)
+    assert torch.autograd.gradgradcheck(softmax(sink), scores)
+    got = torch.func.vmap(softmax(sink))(torch.stack((SCORES, -SCORES)))
+    assert torch.equal(got, torch.stack((softmax(sink)(SCORES), softmax(sink)(-SCORES))))
+    torch.testing.assert_close(torch.func.jacfwd(softmax(sink))(SCORES), torch.func.jacrev(softmax(sink))(SCORES))
 
 
 def test_items_begin_at_multiples_of_64_bytes() -> None:

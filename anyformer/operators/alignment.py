@@ -37,11 +37,12 @@ def aligned(like: Tensor, *shape: int, lead: int = 1) -> Float[Tensor, "*shape"]
     return torch.empty_strided(shape, strides, dtype=like.dtype, device=like.device)
 
 
-def aligned_items(x: Float[Tensor, "items *rest"]) -> Float[Tensor, "items *rest"]:
-    """The same numbers, in memory where items along the first axis begin at multiples of 64 bytes: copied only where they do not."""
-    if x.is_contiguous() and math.prod(x.shape[1:]) % WORDS == 0 and x.data_ptr() % 64 == 0:
+def aligned_items(x: Float[Tensor, "*shape"], lead: int = 1) -> Float[Tensor, "*shape"]:
+    """The same numbers, in memory where items, indexed by the first ``lead`` axes, begin at multiples of 64 bytes: copied only where they do
+    not."""
+    if x.is_contiguous() and math.prod(x.shape[lead:]) % WORDS == 0 and x.data_ptr() % 64 == 0:
         return x
-    return aligned(x, *x.shape).copy_(x)
+    return aligned(x, *x.shape, lead=lead).copy_(x)
 
 
 class _Contract(torch.autograd.Function):
@@ -96,7 +97,7 @@ class _Products(torch.autograd.Function):
 
     @staticmethod
     def forward(q: Tensor, k: Tensor) -> Tensor:
-        items = [aligned_items(x.flatten(0, 1)) for x in (q, k)]
+        items = [aligned_items(x, 2).flatten(0, 1) for x in (q, k)]
         out = aligned(q, *q.shape[:3], k.shape[2], lead=2)
         torch.bmm(items[0], items[1].mT, out=out.flatten(0, 1))
         return out

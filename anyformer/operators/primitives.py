@@ -183,15 +183,41 @@ def _(x: Tensor, *others: Tensor) -> Tensor:
     return torch.cat((x, *others), dim=-1)
 
 
+class _MaskedSoftmax(torch.autograd.Function):
+    """``keep * softmax(scores)``, ``keep`` 0 or 1. Its derivative is the softmax's at what was kept, so nothing is dropped a second time."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(scores: Tensor, keep: Tensor) -> Tensor:
+        # a finite shift, so that a row with nothing allowed gives numbers, which the last factor drops; adding 0 changes nothing
+        return torch.softmax(scores + (keep - 1.0) * (torch.finfo(scores.dtype).max / 4), dim=-1) * keep
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
+        ctx.save_for_backward(output)
+        ctx.save_for_forward(output)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        (weights,) = ctx.saved_tensors
+        return torch._softmax_backward_data(gradients[0], weights, -1, weights.dtype), None
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Tensor | None) -> Tensor:
+        (weights,) = ctx.saved_tensors
+        moved = weights * tangents[0]
+        return moved - weights * moved.sum(-1, keepdim=True)
+
+
 @normalised_exp.register
 def _(scores: Tensor, allowed: Tensor, sink: bool) -> Tensor:
     keep = allowed.to(scores.dtype)
-    # a finite shift, so that a row with nothing allowed gives numbers, which the last factor drops; adding 0 changes nothing
-    scores = scores + (keep - 1.0) * (torch.finfo(scores.dtype).max / 4)
-    if sink:
-        scores = torch.cat((scores, torch.zeros_like(scores[..., :1])), dim=-1)
-    weights = torch.softmax(scores, dim=-1)
-    return (weights[..., :-1] if sink else weights) * keep
+    if not sink:
+        return _MaskedSoftmax.apply(scores, keep)  # type: ignore[return-value]
+    scores = torch.cat((scores, torch.zeros_like(scores[..., :1])), dim=-1)
+    keep = torch.cat((keep, torch.ones_like(keep[..., :1])), dim=-1)
+    return _MaskedSoftmax.apply(scores, keep)[..., :-1]  # type: ignore[index]
 
 
 @weight.register

@@ -12,7 +12,7 @@ It is the folding of :mod:`anyformer.backbones.folding` written for gradients, a
 ``folding.fold`` pads gradients and copies children, and would fall below the speed that ``benchmarks/learning_step_is_fast.py`` claims.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -35,36 +35,24 @@ class _Step(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, patterns: Tensor, children: Tensor, first: int) -> tuple[Tensor, Tensor]:
         batch, heads, queries, _ = patterns.shape
-        width = children.shape[2] // heads
-        reads, rest = children.new_empty(batch, queries, first), children.new_empty(batch, queries, width - first)
-        for h, (left, right) in enumerate(_halves(children, heads, first)):
-            for total, part in ((reads, left), (rest, right)):
-                if part.shape[2]:
-                    total.baddbmm_(patterns[:, h], part, beta=1 if h else 0)
+        state = children.new_empty(batch, queries, children.shape[2] // heads)
+        for h, child in enumerate(children.tensor_split(heads, 2)):
+            state.baddbmm_(patterns[:, h], child, beta=1 if h else 0)
         ctx.save_for_backward(patterns, children)
-        ctx.first = first
-        return reads, rest
+        return state[..., :first], state[..., first:]
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, None]:
         patterns, children = ctx.saved_tensors
         heads = patterns.shape[1]
+        gradient = torch.cat(gradients, 2)
         to_patterns, to_children = torch.empty_like(patterns), torch.empty_like(children)
-        pairs = zip(_halves(children, heads, ctx.first), _halves(to_children, heads, ctx.first), strict=True)
-        for h, (values, targets) in enumerate(pairs):
-            written = False
-            for gradient, value, target in zip(gradients, values, targets, strict=True):
-                if value.shape[2]:
-                    to_patterns[:, h].baddbmm_(gradient, value.mT, beta=int(written))
-                    torch.bmm(patterns[:, h].mT, gradient, out=target)
-                    written = True
+        for h, (child, target) in enumerate(
+            zip(children.tensor_split(heads, 2), to_children.tensor_split(heads, 2), strict=True)
+        ):
+            torch.bmm(gradient, child.mT, out=to_patterns[:, h])
+            torch.bmm(patterns[:, h].mT, gradient, out=target)
         return to_patterns, to_children, None
-
-
-def _halves(children: Tensor, heads: int, first: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """Each child's first columns and the others."""
-    for child in children.tensor_split(heads, dim=2):
-        yield child[..., :first], child[..., first:]
 
 
 def folded_logits(
