@@ -203,7 +203,7 @@ class Reproduce:
     """quick: small models, 200 steps, no claim about the paper's figures; paper: its H, L, d and m (hours)."""
     seeds: tuple[int, ...] = (0,)
     """One run a cell and seed."""
-    only: tuple[str, ...] = ()
+    only: tuple[str, ...] | None = None
     """Only these cells, task:variant:model with * for any (2-hop:none:*); the others keep what TABLE.json has."""
     engine: Literal["local", "ray"] = "local"
     """A process a core of this machine, or a Ray cluster."""

@@ -74,12 +74,15 @@ def _table(options: Reproduce) -> tuple[dict[str, Any], int]:
     from anyformer.console import reproduce_progress, show_table
     from anyformer.experiments import tables
 
-    count = len(tables.cells(options.table, options.profile, options.only)) * len(options.seeds)
+    if options.only == ():
+        raise AnyformerError("reproduce: --only takes one or more of task:variant:model, got none; leave it out for all cells")
+    only = options.only or ()
+    count = len(tables.cells(options.table, options.profile, only)) * len(options.seeds)
     said = " ".join(["anyformer reproduce", options.table, "--profile", options.profile, "--seeds", *map(str, options.seeds)])
     with contextlib.ExitStack() as stack:
         executor = stack.enter_context(_engine(options))
         report = stack.enter_context(reproduce_progress(quiet=options.as_json, runs=count))
-        what, how = (options.table, options.profile, options.seeds), (options.runs, executor, options.only)
+        what, how = (options.table, options.profile, options.seeds), (options.runs, executor, only)
         result = tables.run(options.output, *what, *how, command=said, report=report)
     if not options.as_json:
         show_table(options.table, result, options.output)

@@ -138,6 +138,7 @@ def test_a_damaged_result_is_a_failure_and_the_row_stays(tmp_path):
     ("arguments", "message"),
     [
         (["--only", "1-hop:none"], "task:variant:model"),
+        (["--only"], "got none; leave it out for all cells"),
         (["--only", "5-hop:none:full"], "none of dyck, 1-hop"),
         (["--seeds", "1", "1"], "different seeds >= 0"),
         (["--seeds", "-1"], "seed"),
