@@ -170,6 +170,8 @@ def training_of(cell: Cell, seed: int) -> TrainingConfig:
     rate = 3e-3 if normed or cell.kind == "full" else 2e-2
     if normed and cell.kind != "full" and cell.task in ("2-hop", "3-hop", "4-hop") and not quick:
         rate, steps = 1e-2, 5000 if cell.task == "4-hop" else steps
+        if cell.kind == "random" and cell.task == "2-hop":
+            steps = 2000  # of 1.5 s each and more: dense maps of m = 1024
     if quick:
         steps = 200
     return TrainingConfig(
