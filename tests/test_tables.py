@@ -228,6 +228,7 @@ def test_the_readme_says_what_the_table_says():
         ("4-hop", "4-hop", 2280, "0/1", "sparse"),
         ("Dyck-1", "dyck", 1024, "random", "random"),
         ("2-hop", "2-hop", 1024, "random", "random"),
+        ("3-hop", "3-hop", 2280, "random", "random"),
     ):
         cells = [f"{name}, m = {m}", kind]
         for variant in ("none", "residual+norm"):
