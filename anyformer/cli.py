@@ -29,11 +29,18 @@ def _parse(arguments: Sequence[str]) -> tuple[Command, Any]:
     except SystemExit as stop:
         if not stop.code:
             raise
-        words = " ".join(re.sub(r"[\u2500-\u257f]+|-{5,}", " ", said.getvalue()).split())
-        words = re.sub(r" ?For full helptext, .*", "", re.sub(r"^([A-Z][a-z ]+) \1", r"\1", words))
-        raise AnyformerError(
-            f"{words or 'these options cannot be used'} ({_help_of(name, arguments[1:])} explains them)"
-        ) from None
+        words = _one_line(said.getvalue()) or "these options cannot be used"
+        raise AnyformerError(f"{words} ({_help_of(name, arguments[1:])} explains them)") from None
+
+
+def _one_line(said: str) -> str:
+    """The parser's message without its frame, its heading and its helptext."""
+    words = " ".join(re.sub(r"[\u2500-\u257f]+|-{5,}", " ", said).split())
+    words = re.sub(r" ?(For full helptext, |Argument helptext: ).*", "", words)
+    words = re.sub(r"^(Value error (Error parsing [a-z]+: (?=[A-Z]))?|Invalid choice (?=invalid))", "", words)
+    if "Unrecognized" not in words:
+        words = re.sub(r"^Required options Missing from .*?: (\S+) .*", r"\1 is missing", words)
+    return re.sub(r"^([A-Z][a-z ]+) \1", r"\1", words)
 
 
 def _help_of(name: str, words: Sequence[str]) -> str:
@@ -77,6 +84,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     except (OSError, MemoryError) as error:
         print(f"anyformer: {str(error) or 'out of memory'}", file=sys.stderr)
+        return 2
+    except RuntimeError as error:
+        if not re.search("allocate memory|out of memory", str(error)):  # torch says so in words
+            raise
+        print("anyformer: out of memory; choose a smaller batch, machine or task", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("anyformer: interrupted", file=sys.stderr)

@@ -163,7 +163,9 @@ def _specialize(options: Specialize) -> tuple[dict[str, Any], int]:
         module.save(options.output, program.token_names)
         written = module
     else:
-        raise AnyformerError("no anyformer.Transformer has the class of this program; try --to huggingface")
+        raise AnyformerError(
+            "no anyformer.Transformer has the class of this program; try --to huggingface, or specialize in Python, whose module runs all the same"
+        )
     report = module.report
     result = {
         "folder": str(options.output),

@@ -39,11 +39,10 @@ def options_of(task: type, words: list[str]) -> type[Train[Any, Any]]:
     if kind is Folder and not {"-h", "--help"} & set(words):
         _require_folder(backbone)
     _refuse_others(words, backbone, kind)
-    steps = _said(words, "steps", "")
     defaults = recommended_training(
         frozen=kind is not Full,
         norm=_said(words, "norm", "") != "none",
-        steps=int(steps) if steps.isascii() and steps.isdigit() and len(steps) < 19 and int(steps) else STEPS,
+        steps=_steps(_said(words, "steps", "")),
     )
 
     @dataclass(frozen=True)
@@ -51,6 +50,15 @@ def options_of(task: type, words: list[str]) -> type[Train[Any, Any]]:
         training: OmitArgPrefixes[TrainingConfig] = field(default_factory=lambda: defaults)
 
     return Narrowed
+
+
+def _steps(said: str) -> int:
+    """How many steps the words give, as the parser will read them; the usual number where that is none."""
+    try:
+        steps = int(said)
+    except ValueError:
+        return STEPS
+    return steps if 0 < steps < 2**62 else STEPS
 
 
 def _require_folder(backbone: str) -> None:

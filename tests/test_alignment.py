@@ -1,5 +1,7 @@
 """Products whose rows do not depend on their neighbours: values, derivatives of every kind, and the bits."""
 
+import itertools
+import math
 from collections.abc import Callable
 
 import pytest
@@ -66,9 +68,24 @@ def test_masked_softmax(sink: bool) -> None:
     torch.testing.assert_close(torch.func.jacfwd(softmax(sink))(SCORES), torch.func.jacrev(softmax(sink))(SCORES))
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize("sink", [False, True])
+def test_what_is_masked_does_not_count_whatever_it_is(dtype: torch.dtype, sink: bool) -> None:
+    largest = torch.finfo(dtype).max
+    allowed = torch.tensor([True, False, True, False])
+    for masked in (largest, -largest, math.inf, -math.inf, math.nan):
+        for least in (0.0, -largest / 2):
+            scores = torch.tensor([[least, masked, least, masked]], dtype=dtype)
+            got = P.normalised_exp(scores, allowed, sink)
+            assert torch.equal(got, P.normalised_exp(torch.where(allowed, scores, 0.0), allowed, sink))
+            assert got[0, 0] == got[0, 2] and (sink or got[0, 0] == 0.5)
+    assert not P.normalised_exp(torch.full((1, 4), math.nan, dtype=dtype), allowed & False, sink).any()
+
+
 def test_items_begin_at_multiples_of_64_bytes() -> None:
-    for shape, lead in (((3, 5, 7), 1), ((2, 3, 5, 7), 2), ((4,), 1)):
-        x = aligned(torch.empty(0), *shape, lead=lead)
+    dtypes = (torch.float32, torch.float64, torch.bfloat16)
+    for (shape, lead), dtype in itertools.product((((3, 5, 7), 1), ((2, 3, 5, 7), 2), ((4,), 1), ((3, 16), 1)), dtypes):
+        x = aligned(torch.empty(0, dtype=dtype), *shape, lead=lead)
         items = x.flatten(0, lead - 1)
         assert x.shape == shape and x[..., 0].numel() > 0
         assert all((item.data_ptr() - x.data_ptr()) % 64 == 0 for item in items)

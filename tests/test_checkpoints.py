@@ -133,6 +133,28 @@ def test_weights_that_are_not_finite_are_never_kept(tmp_path: Path):
     assert not (tmp_path / config.name / "result").exists()
 
 
+@pytest.mark.parametrize("left", ["nothing", "empty files", "a file", "a stranger's file"])
+def test_a_damaged_result_is_made_anew(reference: Path, tmp_path: Path, left: str):
+    """What the message says to do helps, whatever stands in the place of the result."""
+    subprocess.run(["cp", "-r", reference, tmp_path / CONFIG.name], check=True)
+    result = tmp_path / CONFIG.name / "result"
+    whole = {file.name: file.read_bytes() for file in result.iterdir()}
+    for file in result.iterdir():
+        file.write_bytes(b"") if left == "empty files" else file.unlink()
+    if left != "empty files":
+        result.rmdir()
+    if left == "a file":
+        result.write_text("here")
+    if left == "a stranger's file":
+        result.mkdir()
+        (result / "notes.txt").write_text("here")
+    with pytest.raises(AnyformerError, match=r"remove .*finished.json and resume the run"):
+        run_training(CONFIG, tmp_path)
+    (tmp_path / CONFIG.name / "finished.json").unlink()
+    assert run_training(CONFIG, tmp_path).finished
+    assert {file.name: file.read_bytes() for file in result.iterdir()} == whole
+
+
 def test_without_finished_json_the_last_checkpoint_finishes_the_run(reference: Path, tmp_path: Path):
     subprocess.run(["cp", "-r", reference, tmp_path / CONFIG.name], check=True)
     (tmp_path / CONFIG.name / "finished.json").unlink()

@@ -151,6 +151,23 @@ def test_unknown_or_missing_options_exit_with_2(capsys, arguments: list[str]) ->
     assert code == 2 and out == "" and err
 
 
+def test_memory_that_torch_cannot_have_is_one_line(capsys, monkeypatch) -> None:
+    def full(_options):
+        raise RuntimeError(
+            "[enforce fail at alloc_cpu.cpp:124] . DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes"
+        )
+
+    monkeypatch.setitem(COMMANDS, "tasks", replace(COMMANDS["tasks"], action=full))
+    assert call(capsys, "tasks") == (2, "", "anyformer: out of memory; choose a smaller batch, machine or task\n")
+
+    def wrong(_options):
+        raise RuntimeError("another")
+
+    monkeypatch.setitem(COMMANDS, "tasks", replace(COMMANDS["tasks"], action=wrong))
+    with pytest.raises(RuntimeError, match="another"):
+        main(["tasks"])
+
+
 def test_damaged_files_are_refused(capsys, targets: Path, tmp_path: Path) -> None:
     shutil.copytree(targets / "named", tmp_path / "t")
     data = (tmp_path / "t" / "model.safetensors").read_bytes()

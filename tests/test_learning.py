@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import tyro
 
 import anyformer as af
 from anyformer.backbones.frozen import FrozenMasked, FrozenRandom
@@ -22,6 +23,7 @@ from anyformer.storage import apart, checksum
 from anyformer.targets.reading import network_class
 from anyformer.targets.transformer import TransformerConfig
 from anyformer.tasks import IGNORED, Dyck, KHop
+from anyformer.train_command import options_of
 
 COPY = KHop(hops=0)  # the answer is the token itself: learned in a few dozen steps
 DECAYING = TrainingConfig(steps=3, warm_up=0, batch_size=4, weight_decay=0.1, learning_rate=0.1, evaluation_size=4)
@@ -283,6 +285,15 @@ def test_what_is_trained_and_frozen_is_said_before_training(here: Path, capsys):
         (["--backbone", "random", "--norm", "none", "--no-residual", "--products", "bfloat16"], "has no effect with coordinates"),
         (["--seed", str(2**64)], "seed must be below 2\\*\\*64"),
         (["--device", "meta"], "device 'meta' cannot be used"),
+        (["--backbone", "random", "--layers", "100000"], "at most 1000 layers are possible, got 100000"),
+        (["--evaluation-size", "9999999999"], "^anyformer: TrainingConfig: evaluation_size must be below 2\\^32, got 9999999999"),
+        (["--batch-size", "99999999999999999"], "batch_size must be below 2\\^32"),
+        (["--stop-at", "2"], "stop_at is an accuracy, at most 1, got 2.0"),
+        (
+            ["--steps", "x"],
+            r"^anyformer: Error parsing --steps: invalid literal for int\(\) with base 10: 'x' \(anyformer train dyck",
+        ),
+        (["--backbone", "sparse", "--norm", "foo"], "^anyformer: invalid choice 'foo' for argument '--norm'"),
         (["--threads", "99999999999"], "threads must be at most 1024"),
         (["--steps", "9" * 5000], "steps"),
         (["--backbone", "somewhere"], "--backbone must be none, sparse, random, or the folder of .*, got 'somewhere'"),
@@ -294,6 +305,13 @@ def test_options_that_do_not_apply_are_refused(here: Path, capsys, words: list[s
     code, _, err = call(capsys, "train", "dyck", *words)
     assert code == 2 and err.count("\n") == 1 and re.search(message, err), err
     assert not list(here.iterdir())
+
+
+@pytest.mark.parametrize("steps", ["2000", "2_000", "+2000", " 2000 "])
+def test_defaults_follow_the_steps_however_they_are_written(steps: str):
+    words = ["--backbone", "sparse", "--steps", steps]
+    options = tyro.cli(options_of(Dyck, words), args=words)
+    assert (options.training.steps, options.training.warm_up) == (2000, recommended_training(frozen=True, steps=2000).warm_up)
 
 
 @pytest.mark.parametrize(

@@ -98,7 +98,7 @@ def test_choices_that_learn_are_written(tiny, tmp_path, capsys):
     assert "| base | 0 | not run |" in (tmp_path / "out" / "learnability.md").read_text()
     (tmp_path / "out" / "learnability.json").write_text("{}")
     assert run(tmp_path, "learnability", "--seeds", "0") == 2
-    assert "not a table of ours" in capsys.readouterr().err
+    assert "not a table that this version writes" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", ["learnability", "bfloat16"])

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import fields, replace
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 
 import pytest
@@ -24,9 +24,10 @@ from anyformer.cli import main
 from anyformer.errors import AnyformerError
 from anyformer.learning.checkpoints import checkpoints
 from anyformer.learning.models import FullyTrained
+from anyformer.learning.run_folder import checksum_of, checksum_of_files
 from anyformer.learning.runs import Progress, RunConfig, RunResult, read_run, run_training
 from anyformer.learning.sinks import TrackioSink
-from anyformer.learning.training import TrainingConfig, train
+from anyformer.learning.training import History, TrainingConfig, train
 from anyformer.spec import Spec
 from anyformer.targets.transformer import Transformer
 from anyformer.tasks import Dyck, KHop
@@ -91,6 +92,15 @@ def test_the_environment_names_versions_and_no_user(tmp_path: Path):
     (entry,) = json.loads(text)
     assert entry["torch"] == torch.__version__ and entry["threads"] == 1 and entry["from_step"] == 0
     assert not any(secret in text for secret in (str(Path.home()), os.uname().nodename, str(tmp_path), sys.prefix))
+
+
+@pytest.mark.parametrize("text", ["", "[1]", "{}", "[null, []]"])
+def test_a_damaged_environment_is_written_anew(text: str, tmp_path: Path):
+    unfinished(tmp_path)
+    path = tmp_path / CONFIG.name / "environment.json"
+    path.write_text(text)
+    assert run_training(CONFIG, tmp_path).finished
+    assert [entry["torch"] for entry in json.loads(path.read_text())] == [torch.__version__]
 
 
 # --- going on -------------------------------------------------------------------------------------------------------------
@@ -179,8 +189,9 @@ def edit(name: str, old: str, new: str) -> Callable[[Path], None]:
 
 
 def without_evaluations(folder: Path) -> None:
-    none = {"steps": [], "losses": [], "accuracies": [], "stopped_early": False, "seconds": 1.0}
-    (folder / "finished.json").write_text(json.dumps(none))
+    none = History((), (), (), False, 1.0)
+    sums = {"sha256": checksum_of(none), "result": checksum_of_files(folder / "result")}
+    (folder / "finished.json").write_text(json.dumps(asdict(none) | sums))
 
 
 @pytest.mark.parametrize(
@@ -207,6 +218,11 @@ def without_evaluations(folder: Path) -> None:
             lambda f: shutil.rmtree(f / "result"),
             r"result is missing; remove .*finished.json and resume the run: it is written from",
         ),
+        (
+            lambda f: [file.write_bytes(b"") for file in (f / "result").iterdir()],
+            r"result is damaged or was changed; remove .*json",
+        ),
+        (edit("finished.json", '"result"', '"results"'), r"finished.json is damaged \(KeyError: 'result'\); remove"),
         (lambda f: f.rename(f.with_name("x")) and f.write_text(""), r"cannot be used as the folder of a run|Not a directory"),
     ],
 )

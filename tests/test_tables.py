@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -10,8 +11,9 @@ import torch
 from anyformer.backbones import FrozenRandom
 from anyformer.cli import main
 from anyformer.errors import AnyformerError
-from anyformer.experiments import learned, tables
+from anyformer.experiments import learnability, learned, rounded_products, tables
 from anyformer.experiments.learned import KINDS, PAPER, PROFILES, SIZES, VARIANTS, Cell, run_config, sizes_of, task_called
+from anyformer.experiments.report import read_written
 from anyformer.learning.frozen_machine import FrozenMachine
 from anyformer.learning.models import FullyTrained
 from anyformer.learning.runs import RunConfig
@@ -40,7 +42,13 @@ def tiny(monkeypatch):
         from anyformer.learning.runs import run_training
         from anyformer.learning.sweeps import SweepResult
 
-        return SweepResult(tuple(run_training(config, folder) for config in configs), (), ())
+        runs, failures = [], []
+        for config in configs:
+            try:
+                runs.append(run_training(config, folder))
+            except AnyformerError as error:
+                failures.append((config.name, str(error)))
+        return SweepResult(tuple(runs), tuple(failures), ())
 
     monkeypatch.setattr(tables, "sweep", here)
     yield
@@ -132,6 +140,74 @@ def test_a_damaged_result_is_a_failure_and_the_row_stays(tmp_path):
     assert (
         next(row for row in again["rows"] if row.key[:3] == ("dyck", "none", "sparse")).command == "that --only dyck:none:sparse"
     )
+    (tmp_path / "out" / "table1.json").write_text(json.dumps([asdict(row) for row in again["rows"] if row.key[1] != "none"]))
+    for figures in (None, []):  # a line that is not there, then one that says "not run": the seed that stands fills it
+        third = tables.run(*given, (0, 1), tmp_path / "runs", only=("dyck:none:full",), command="third")
+        row = next(row for row in third["rows"] if row.key[:3] == ("dyck", "none", "full"))
+        assert row.seeds == [1] and len(row.accuracy) == 1, figures
+        emptied = [asdict(row) | {"seeds": [], "accuracy": [], "accuracy_letters": []} for row in third["rows"]]
+        (tmp_path / "out" / "table1.json").write_text(json.dumps(emptied))
+
+
+@pytest.mark.usefixtures("tiny")
+@pytest.mark.parametrize(
+    "text", ["", "[]", '{"sample": [8, 4]}', '{"sample": [8, 4], "result": "0", "accuracy": 1.0, "width": 3}']
+)
+def test_scores_of_another_result_are_taken_again(text, tmp_path):
+    given = (tmp_path / "out", "table1", "quick", (0,), tmp_path / "runs")
+    first = tables.run(*given, only=("dyck:none:full",))
+    for name in ("scores.json", "compiled-scores.json"):
+        (tmp_path / "runs" / run_config(Cell("dyck", "none", "full", "quick"), 0).name / name).write_text(text)
+    assert tables.run(*given, only=("dyck:none:full",))["rows"] == first["rows"]
+
+
+def changed(**fields):
+    return lambda rows: [rows[0] | fields, *rows[1:]]
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda rows: {},
+        lambda rows: [{k: v for k, v in rows[0].items() if k != "baselines"}],
+        lambda rows: [rows[0], 3],
+        changed(task="5-hop"),
+        changed(task=[]),
+        changed(norm="x"),
+        changed(accuracy="abc"),
+        changed(paper="x"),
+        changed(steps=5),
+        changed(curves=[1]),
+        changed(curves=[[]]),
+        changed(unknown=1),
+    ],
+)
+def test_a_table_of_another_version_is_refused_before_anything_is_trained(damage, tmp_path):
+    text = json.dumps(damage(json.loads((ROOT / "results/table1.json").read_text())))
+    (tmp_path / "table1.json").write_text(text)
+    with pytest.raises(AnyformerError, match=r"table1.json is not a table that this version writes .*; move it away"):
+        tables.run(tmp_path, "table1", "quick", (0,), tmp_path / "runs", only=("1-hop:none:full",))
+    assert (tmp_path / "table1.json").read_text() == text and not list((tmp_path / "runs").iterdir())
+
+
+@pytest.mark.parametrize("name", ["table1.json", "table1.md"])
+def test_a_folder_in_the_place_of_a_table_is_seen_first(name, tmp_path):
+    (tmp_path / name).mkdir()
+    with pytest.raises(AnyformerError, match=f"{name} is a folder, a file is to be written there"):
+        tables.run(tmp_path, "table1", "quick", (0,), tmp_path / "runs", only=("1-hop:none:full",))
+
+
+@pytest.mark.parametrize(
+    ("name", "read"),
+    [
+        ("table1", partial(tables._rows, "table1")),
+        ("table2", partial(tables._rows, "table2")),
+        ("learnability", learnability._lines),
+        ("bfloat16-paper", rounded_products._pairs),
+    ],
+)
+def test_what_is_committed_is_read(name, read):
+    assert read_written(ROOT / "results", name, read)
 
 
 @pytest.mark.parametrize(
@@ -153,7 +229,7 @@ def test_bad_input_of_reproduce(arguments, message, tmp_path, capsys):
 
 def test_a_damaged_table_is_not_overwritten(tmp_path):
     (tmp_path / "table1.json").write_text("[{]")
-    with pytest.raises(AnyformerError, match="not a table of ours"):
+    with pytest.raises(AnyformerError, match="not a table that this version writes"):
         tables.run(tmp_path, "table1", "quick", (0,), tmp_path / "runs", only=("1-hop:none:full",))
     assert (tmp_path / "table1.json").read_text() == "[{]"
 

@@ -640,7 +640,9 @@ def test_a_folder_is_no_text(tmp_path):
         (lambda: Memorisation(symbols=1), r"Memorisation: symbols must be an integer >= 2, got 1"),
         (lambda: Memorisation(places=0), r"Memorisation: places must be an integer >= 1, got 0"),
         (lambda: Memorisation(data_seed=-1), r"Memorisation: data_seed must be an integer >= 0, got -1"),
-        (lambda: Memorisation(places=9), r"Memorisation: at most 16777216 rows are possible, got \d+"),
+        (lambda: Memorisation(places=9), r"Memorisation: at most 16777216 keys are possible, got 512\^9"),
+        (lambda: Memorisation(symbols=2, places=20_000), r"Memorisation: at most 16777216 keys are possible, got 2\^20000"),
+        (lambda: Memorisation(symbols=200_000_000, places=1), r"at most 16777216 keys are possible, got 200000000\^1"),
         (lambda: ModularAddition().held_out(0), r"ModularAddition: size must be an integer >= 1, got 0"),
         (lambda: baselines(Dyck(), 10, seed=HELD_OUT), r"Dyck: seed 12345 is the held-out set's, choose another"),
         (

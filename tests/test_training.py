@@ -202,6 +202,7 @@ def test_the_schedules():
         ({"learning_rate": math.nan}, r"learning_rate must be a number >= 1e-12, got nan"),
         ({"weight_decay": -0.1}, r"weight_decay must be a number >= 0, got -0.1"),
         ({"clip": 0.0}, r"clip must be a number >= 1e-12 or None, got 0.0"),
+        ({"stop_at": 2.0}, r"stop_at is an accuracy, at most 1, got 2.0"),
         ({"stop_at": math.inf}, r"stop_at must be a number >= 1e-12 or None, got inf"),
         ({"schedule": "linear"}, r"schedule must be one of 'cosine', 'one-cycle', got 'linear'"),
         ({"seed": HELD_OUT}, r"seed 12345 is the held-out set's"),

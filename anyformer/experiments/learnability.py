@@ -74,7 +74,7 @@ def run(
     """Train every line, write ``learnability.json`` and ``.md``; returns the lines and the failures."""
     require_seeds(seeds)
     configs = {(choice, seed): config_of(choice, seed) for choice in (*CHOICES, *RANDOM) for seed in seeds}
-    before = read_written(folder, "learnability", lambda data: {line["choice"]: Line(**line) for line in data["lines"]}) or {}
+    before = read_written(folder, "learnability", _lines) or {}
     histories, done = trained(configs, folder, runs, executor, report)
     lines = []
     for choice in (*CHOICES, *RANDOM):
@@ -85,6 +85,13 @@ def run(
     about = {"command": command, "steps": STEPS, "batch_size": BATCH, "lines": [asdict(line) for line in lines]}
     write(folder, "learnability", about, markdown(lines, command))
     return {"lines": lines, "failures": dict(done.failures), "skipped": list(done.skipped)}
+
+
+def _lines(data: Any) -> dict[str, Line]:
+    """The lines that a file holds; raises where it is not one that this version writes."""
+    lines = [Line(**line) for line in data["lines"]]
+    markdown(lines, "")  # what cannot be told is not ours
+    return {line.choice: line for line in lines}
 
 
 def markdown(lines: Sequence[Line], command: str) -> str:

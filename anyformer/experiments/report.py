@@ -49,12 +49,23 @@ def counted(total: int, report: Report | None) -> Callable[[str], None]:
 def read_written(folder: Path, name: str, read: Callable[[Any], T]) -> T | None:
     """``read`` of what ``NAME.json`` holds, None where there is no such file. Raises AnyformerError for a file that is not ours."""
     path = folder / f"{name}.json"
-    if not path.is_file():
+    for taken in (path, path.with_suffix(".md")):
+        if taken.is_dir():
+            raise AnyformerError(f"{taken} is a folder, a file is to be written there; move it away")
+    if not path.exists():
         return None
     try:
         return read(json.loads(path.read_text(encoding="utf-8")))
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise AnyformerError(f"{path} is not a table of ours ({error!s:.80}); move it away") from None
+    except (ValueError, TypeError, KeyError, AttributeError, IndexError) as error:
+        what = f"{type(error).__name__}: {error!s:.80}"
+        raise AnyformerError(f"{path} is not a table that this version writes ({what}); move it away") from None
+
+
+def require_curves(curves: Any) -> None:
+    """Raise TypeError or ValueError unless these are curves: for each seed one or more pairs of a step and a number."""
+    for curve in curves:
+        if not [(int(step), float(value)) for step, value in curve]:
+            raise ValueError("a curve without a point")
 
 
 def write(folder: Path, name: str, data: Any, text: str | None = None) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 
 from anyformer.charts import draw_curves
 from anyformer.experiments.learned import Cell, floors, run_config, trained
-from anyformer.experiments.report import read_written, require_seeds, write
+from anyformer.experiments.report import read_written, require_curves, require_seeds, write
 from anyformer.learning.frozen_machine import FrozenMachine
 from anyformer.learning.runs import RunConfig
 from anyformer.learning.sweeps import SweepReport
@@ -70,7 +70,7 @@ def run(
     require_seeds(seeds)
     configs = {(products, seed): config_of(products, profile, seed) for seed in seeds for products in PRODUCTS}
     name = f"bfloat16-{profile}"
-    known: dict[int, Pair] = read_written(folder, name, lambda data: {pair["seed"]: Pair(**pair) for pair in data["pairs"]}) or {}
+    known: dict[int, Pair] = {pair.seed: pair for pair in read_written(folder, name, _pairs) or ()}
     histories, done = trained(configs, folder, runs, executor, report)
     for seed in seeds:
         held = {name: histories.get((name, seed)) for name in PRODUCTS}
@@ -85,6 +85,16 @@ def run(
         panel, lowest = f"{TASK}, random maps, residual & norm", max(floors(TASK).values())
         draw_curves(folder / f"{name}.png", {panel: curves}, PRODUCTS, {panel: lowest}, f"profile {profile}")
     return {"pairs": pairs, "failures": dict(done.failures), "skipped": list(done.skipped)}
+
+
+def _pairs(data: Any) -> list[Pair]:
+    """The pairs that a file holds; raises where it is not one that this version writes: a pair is what its curves say."""
+    pairs = [Pair(**pair) for pair in data["pairs"]]
+    for pair in pairs:
+        require_curves(pair.curves.values())
+        if type(pair.seed) is not int or pair != Pair.of(pair.seed, pair.curves):
+            raise ValueError(f"the pair of seed {pair.seed!r} is not what its curves say")
+    return pairs
 
 
 def markdown(pairs: Sequence[Pair], profile: str, command: str) -> str:

@@ -12,6 +12,7 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,8 +35,9 @@ from anyformer.experiments.learned import (
     run_config,
     sizes_of,
 )
-from anyformer.experiments.report import read_written, require_seeds, require_writable, spelled, write
+from anyformer.experiments.report import read_written, require_curves, require_seeds, require_writable, spelled, write
 from anyformer.learning.models import FullyTrained
+from anyformer.learning.run_folder import checksum_of_files
 from anyformer.learning.runs import RunConfig, RunResult
 from anyformer.learning.sweeps import SweepReport, sweep
 from anyformer.learning.training import History
@@ -104,13 +106,13 @@ def cells(table: str, profile: str, only: Sequence[str] = ()) -> list[Cell]:
 
 
 def _pattern(text: str, tasks: Sequence[str], variants: Sequence[str]) -> tuple[str, ...]:
-    parts, allowed = tuple(text.replace(":compiled", ":full").split(":")), (tasks, variants, KINDS)  # compiled: what full learned
+    parts, allowed = tuple(text.split(":")), (tasks, variants, MODELS)
     if len(parts) != 3:
         raise AnyformerError(f"reproduce: --only takes task:variant:model, * for any; got {text!r}")
     for part, names in zip(parts, allowed, strict=True):
         if part != "*" and part not in names:
             raise AnyformerError(f"reproduce: {part!r} in {text!r} is none of {', '.join(names)} (or *)")
-    return parts
+    return (*parts[:2], "full") if parts[2] == "compiled" else parts  # which is what full learned
 
 
 def run(
@@ -132,7 +134,7 @@ def run(
     require_seeds(seeds)
     require_writable(folder)
     require_writable(runs)
-    before = read_written(folder, table, lambda data: [Row(**row) for row in data]) or []
+    before = read_written(folder, table, partial(_rows, table)) or []
     wanted = cells(table, profile, only)
     configs = {(cell, seed): run_config(cell, seed) for cell in wanted for seed in seeds}
     done = sweep(configs.values(), executor, runs, report)
@@ -149,13 +151,27 @@ def run(
                     except AnyformerError as error:  # a result that is gone or damaged
                         failures[config.name] = str(error)
             row = _row(cell, model, scored, command)
-            if row.key not in rows or (of_cell and len(scored) == len(of_cell)):  # where a run failed, what the file had stays
+            there = row.key in rows and rows[row.key].accuracy
+            if not there or (of_cell and len(scored) == len(of_cell)):  # where a run failed, figures that the file had stay
                 rows[row.key] = row
     order = {row: i for i, row in enumerate(_order(table))}
     listed = sorted(rows.values(), key=lambda row: order[row.key])
     write(folder, table, [asdict(row) for row in listed], markdown(table, listed))
     _draw(table, profile, listed, folder / f"{table}-{profile}.png")
     return {"rows": listed, "failures": failures, "skipped": list(done.skipped)}
+
+
+def _rows(table: str, data: Any) -> list[Row]:
+    """The lines that a file holds; raises where it is not one that this version writes."""
+    if not isinstance(data, list):
+        raise TypeError("a list was expected")
+    rows, known = [Row(**row) for row in data], set(_order(table))
+    for row in rows:
+        if row.key not in known:
+            raise ValueError(f"{row.key} is no line of {table}")
+        require_curves(row.curves)
+    markdown(table, rows)  # what cannot be told is not ours
+    return rows
 
 
 def _draw(table: str, profile: str, rows: Sequence[Row], path: Path) -> None:
@@ -218,10 +234,11 @@ def unscored_width(cell: Cell, model: str) -> int:
 def scores(config: RunConfig, result: RunResult, compiled: bool = False) -> dict[str, Any]:
     """Accuracies of what a run left behind, on the held-out set, and the width that it runs at; kept in its folder. ``compiled``: of a fully
     trained target, compiled for the 0/1 machine of its class and run there."""
-    kept, sample = result.folder / ("compiled-" * compiled + SCORES), [SCORED_LABELS, SCORED_ROWS]
-    with contextlib.suppress(OSError, ValueError):  # missing or damaged: scored again
+    kept = result.folder / ("compiled-" * compiled + SCORES)
+    about = {"sample": [SCORED_LABELS, SCORED_ROWS], "result": checksum_of_files(result.result)}
+    with contextlib.suppress(OSError, ValueError):  # missing, damaged or of another result: scored again
         earlier = json.loads(kept.read_text(encoding="utf-8"))
-        if isinstance(earlier, dict) and earlier.get("sample") == sample:
+        if isinstance(earlier, dict) and about.items() <= earlier.items():
             return earlier
     if compiled:
         target = Transformer.load(result.result)
@@ -234,7 +251,7 @@ def scores(config: RunConfig, result: RunResult, compiled: bool = False) -> dict
     else:
         width = program.config.features
         found = evaluated(program, config.task)
-    out = found | {"width": width, "sample": sample}
+    out = found | {"width": width} | about
     write_text(kept, json.dumps(out) + "\n")
     return out
 

@@ -50,6 +50,8 @@ class Reprogrammed(Model):
             require_std(owner, name, getattr(self, name))
         if self.seed is not None:
             require_size(owner, "seed", self.seed, 0)
+            if self.seed >= 2**63:
+                raise AnyformerError(f"{owner}: seed must be below 2^63, got {self.seed}")
         if self.sha256 is None:
             object.__setattr__(self, "sha256", load_decoder(self.folder, self.seed).sha256)
 

@@ -13,6 +13,7 @@ import hashlib
 import json
 import os
 import platform
+import shutil
 import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -83,8 +84,8 @@ class RunFolder:
         try:
             data = json.loads((self.path / FINISHED).read_text(encoding="utf-8"))
             steps, losses, accuracies = (tuple(data[name]) for name in ("steps", "losses", "accuracies"))
-            history = History(steps, losses, accuracies, data["stopped_early"], data["seconds"])
-            if data.get("sha256", checksum_of(history)) != checksum_of(history):  # early versions wrote none
+            history, expected = History(steps, losses, accuracies, data["stopped_early"], data["seconds"]), data["result"]
+            if data["sha256"] != checksum_of(history):
                 raise ValueError("its sha256 is another")
             if not (steps and len(steps) == len(losses) == len(accuracies)):
                 raise ValueError("it has no evaluation")
@@ -93,6 +94,10 @@ class RunFolder:
             raise AnyformerError(f"{self.path / FINISHED} is damaged ({what}); {remedy}") from None
         if not (self.path / RESULT).exists():
             raise AnyformerError(f"{self.path / RESULT} is missing; {remedy}: it is written from the last checkpoint")
+        if checksum_of_files(self.path / RESULT) != expected:
+            raise AnyformerError(
+                f"{self.path / RESULT} is damaged or was changed; {remedy}: it is written from the last checkpoint"
+            )
         return history
 
     def open(self, resume: bool) -> TrainingState | None:
@@ -158,9 +163,14 @@ class RunFolder:
 
     def finish(self, save: Callable[[Path], object], history: History) -> None:
         """Save the result (``save(folder)``), then say that the run is finished."""
+        result = self.path / RESULT
         try:
-            save(self.path / RESULT)
-            self._write(FINISHED, dataclasses.asdict(history) | {"sha256": checksum_of(history)})
+            if result.is_dir():  # of a run that was killed here, or damaged: it is made anew
+                shutil.rmtree(result)
+            result.unlink(missing_ok=True)
+            save(result)
+            sums = {"sha256": checksum_of(history), "result": checksum_of_files(result)}
+            self._write(FINISHED, dataclasses.asdict(history) | sums)
         except (OSError, SafetensorError) as error:
             raise AnyformerError(
                 f"{self.path}: the result could not be written ({error}); make room and resume the run"
@@ -189,7 +199,7 @@ class RunFolder:
         path = self.path / ENVIRONMENT
         try:
             entries = json.loads(path.read_text(encoding="utf-8"))
-            entries = entries if isinstance(entries, list) else []
+            entries = [entry for entry in entries if isinstance(entry, dict)] if isinstance(entries, list) else []
         except (OSError, ValueError):
             entries = []
         now = environment()
@@ -213,6 +223,14 @@ def read_config(folder: Path) -> Spec | None:
 def checksum_of(history: History) -> str:
     """A sha256 of everything in it."""
     return hashlib.sha256(json.dumps(dataclasses.asdict(history), sort_keys=True).encode()).hexdigest()
+
+
+def checksum_of_files(folder: Path) -> str:
+    """A sha256 of the names and contents of all files below a folder; of nothing where it is none."""
+    sums = hashlib.sha256()
+    for path in sorted(p for p in folder.rglob("*") if p.is_file()):
+        sums.update(f"{path.relative_to(folder).as_posix()} {hashlib.sha256(path.read_bytes()).hexdigest()}\n".encode())
+    return sums.hexdigest()
 
 
 def finite(state: TrainingState) -> bool:

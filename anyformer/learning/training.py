@@ -66,6 +66,9 @@ class TrainingConfig(Spec):
     def __post_init__(self) -> None:
         for name in ("steps", "batch_size", "evaluate_every", "evaluation_size"):
             require_size("TrainingConfig", name, getattr(self, name))
+        for name in ("batch_size", "evaluation_size"):
+            if getattr(self, name) >= 2**32:
+                raise AnyformerError(f"TrainingConfig: {name} must be below 2^32, got {getattr(self, name)}")
         for name in ("warm_up", "seed"):
             require_size("TrainingConfig", name, getattr(self, name), minimum=0)
         if self.seed >= 2**64:
@@ -78,6 +81,8 @@ class TrainingConfig(Spec):
             if not (optional if value is None else is_number(value) and value >= smallest):
                 rule = f"a number >= {smallest:g}{' or None' * optional}"
                 raise AnyformerError(f"TrainingConfig: {name} must be {rule}, got {value!r}")
+        if self.stop_at is not None and self.stop_at > 1:
+            raise AnyformerError(f"TrainingConfig: stop_at is an accuracy, at most 1, got {self.stop_at!r}")
         if self.learning_rate > 1e30:  # torch's optimizers overflow
             raise AnyformerError(f"TrainingConfig: learning_rate must be at most 1e30, got {self.learning_rate!r}")
         pair = isinstance(self.betas, tuple) and len(self.betas) == 2 and all(map(is_number, self.betas))
@@ -181,6 +186,7 @@ class Training:
         self.step, self.stopped_early = 0, False
         self.running: list[float] = []
         self.records: list[Record] = []
+        task.held_out(config.evaluation_size)  # where that is too large, now rather than after the first steps
         self._begin(0.0)
 
     def _begin(self, seconds: float) -> None:

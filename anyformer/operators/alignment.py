@@ -17,21 +17,25 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 WORDS = 16
-"""Numbers between two starts: 64 bytes of float32, 128 of float64."""
+"""Numbers between two starts: 64 bytes of float32, 128 of float64. Of shorter ones there are as many as fill 64 bytes."""
 
 VECTOR = 64
 """A multiple of how many numbers a vectorised loop takes at once, on every processor."""
 
 
+def _words(like: Tensor) -> int:
+    return max(WORDS, 64 // like.element_size())
+
+
 def aligned(like: Tensor, *shape: int, lead: int = 1) -> Float[Tensor, "*shape"]:
     """An empty tensor whose items, indexed by the first ``lead`` axes, begin at multiples of 64 bytes."""
-    item = math.prod(shape[lead:])
-    if item % WORDS == 0:  # then contiguous memory is aligned
+    item, words = math.prod(shape[lead:]), _words(like)
+    if item % words == 0:  # then contiguous memory is aligned
         return torch.empty(shape, dtype=like.dtype, device=like.device)
     strides, step = [], 1
     for axis in range(len(shape) - 1, -1, -1):
         if axis == lead - 1:
-            step = -(-step // WORDS) * WORDS
+            step = -(-step // words) * words
         strides.insert(0, step)
         step *= shape[axis]
     return torch.empty_strided(shape, strides, dtype=like.dtype, device=like.device)
@@ -40,7 +44,7 @@ def aligned(like: Tensor, *shape: int, lead: int = 1) -> Float[Tensor, "*shape"]
 def aligned_items(x: Float[Tensor, "*shape"], lead: int = 1) -> Float[Tensor, "*shape"]:
     """The same numbers, in memory where items, indexed by the first ``lead`` axes, begin at multiples of 64 bytes: copied only where they do
     not."""
-    if x.is_contiguous() and math.prod(x.shape[lead:]) % WORDS == 0 and x.data_ptr() % 64 == 0:
+    if x.is_contiguous() and math.prod(x.shape[lead:]) % _words(x) == 0 and x.data_ptr() % 64 == 0:
         return x
     return aligned(x, *x.shape, lead=lead).copy_(x)
 

@@ -184,14 +184,14 @@ def _(x: Tensor, *others: Tensor) -> Tensor:
 
 
 class _MaskedSoftmax(torch.autograd.Function):
-    """``keep * softmax(scores)``, ``keep`` 0 or 1. Its derivative is the softmax's at what was kept, so nothing is dropped a second time."""
+    """Softmax over the allowed scores alone, whatever the others are; a row with none is 0. Its derivative is the softmax's at that."""
 
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(scores: Tensor, keep: Tensor) -> Tensor:
-        # a finite shift, so that a row with nothing allowed gives numbers, which the last factor drops; adding 0 changes nothing
-        return torch.softmax(scores + (keep - 1.0) * (torch.finfo(scores.dtype).max / 4), dim=-1) * keep
+    def forward(scores: Tensor, allowed: Tensor) -> Tensor:
+        weights = torch.softmax(torch.where(allowed, scores, -math.inf), dim=-1)
+        return torch.where(allowed, weights, 0.0)  # in a row with nothing allowed they are no numbers
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
@@ -201,7 +201,7 @@ class _MaskedSoftmax(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
         (weights,) = ctx.saved_tensors
-        return torch._softmax_backward_data(gradients[0], weights, -1, weights.dtype), None
+        return torch.ops.aten._softmax_backward_data(gradients[0], weights, -1, weights.dtype), None
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Tensor | None) -> Tensor:
@@ -212,12 +212,11 @@ class _MaskedSoftmax(torch.autograd.Function):
 
 @normalised_exp.register
 def _(scores: Tensor, allowed: Tensor, sink: bool) -> Tensor:
-    keep = allowed.to(scores.dtype)
     if not sink:
-        return _MaskedSoftmax.apply(scores, keep)  # type: ignore[return-value]
+        return _MaskedSoftmax.apply(scores, allowed)  # type: ignore[return-value]
     scores = torch.cat((scores, torch.zeros_like(scores[..., :1])), dim=-1)
-    keep = torch.cat((keep, torch.ones_like(keep[..., :1])), dim=-1)
-    return _MaskedSoftmax.apply(scores, keep)[..., :-1]  # type: ignore[index]
+    allowed = torch.cat((allowed, torch.ones_like(allowed[..., :1])), dim=-1)
+    return _MaskedSoftmax.apply(scores, allowed)[..., :-1]  # type: ignore[index]
 
 
 @weight.register

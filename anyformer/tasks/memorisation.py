@@ -13,9 +13,9 @@ from functools import lru_cache
 import numpy as np
 from jaxtyping import Int64
 
-from anyformer.errors import require_size
+from anyformer.errors import AnyformerError, require_size
 from anyformer.philox import integers
-from anyformer.tasks.finite import FiniteTask
+from anyformer.tasks.finite import MOST_ROWS, FiniteTask
 from anyformer.tasks.task import IGNORED, Ids
 
 
@@ -35,6 +35,8 @@ class Memorisation(FiniteTask):
         require_size("Memorisation", "symbols", self.symbols, minimum=2)
         require_size("Memorisation", "places", self.places)
         require_size("Memorisation", "data_seed", self.data_seed, minimum=0)
+        if self.places > 24 or self.rows > MOST_ROWS:  # before a name is made for every token
+            raise AnyformerError(f"Memorisation: at most {MOST_ROWS} keys are possible, got {self.symbols}^{self.places}")
         super().__post_init__()
 
     @property

@@ -128,8 +128,15 @@ class FrozenRandomRecipe(FrozenRecipe):
         return self.folds and self.width >= required_reads(self.network_class)
 
 
+MOST_LAYERS = 1000
+"""Beyond it a width of H^L is a number that takes minutes to write down."""
+
+
 def attention_class(heads: int, layers: int, head_dim: int, features: int) -> NetworkClass:
     """The class that a frozen machine holds: L layers of H causal heads of width d, nothing else, d_in = ``features`` outputs."""
+    require_size("attention_class", "layers", layers)
+    if layers > MOST_LAYERS:
+        raise AnyformerError(f"attention_class: at most {MOST_LAYERS} layers are possible, got {layers}; choose fewer layers")
     stage = StageClass((BranchClass(Attention(heads, head_dim, mask=Causal())),))
     return NetworkClass((stage,) * layers, features)
 
