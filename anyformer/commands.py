@@ -164,7 +164,7 @@ def _specialize(options: Specialize) -> tuple[dict[str, Any], int]:
         written = module
     else:
         raise AnyformerError(
-            "no anyformer.Transformer has the class of this program; try --to huggingface, or specialize in Python, whose module runs all the same"
+            "no anyformer.Transformer has the class of this program; try --to huggingface, or specialize in Python, whose module runs"
         )
     report = module.report
     result = {
