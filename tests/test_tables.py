@@ -305,6 +305,7 @@ def test_the_readme_says_what_the_table_says():
         ("Dyck-1", "dyck", 1024, "random", "random"),
         ("2-hop", "2-hop", 1024, "random", "random"),
         ("3-hop", "3-hop", 2280, "random", "random"),
+        ("4-hop", "4-hop", 2280, "random", "random"),
     ):
         cells = [f"{name}, m = {m}", kind]
         for variant in ("none", "residual+norm"):

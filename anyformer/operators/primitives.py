@@ -190,8 +190,11 @@ class _MaskedSoftmax(torch.autograd.Function):
 
     @staticmethod
     def forward(scores: Tensor, allowed: Tensor) -> Tensor:
-        weights = torch.softmax(torch.where(allowed, scores, -math.inf), dim=-1)
-        return torch.where(allowed, weights, 0.0)  # in a row with nothing allowed they are no numbers
+        lowest = scores.new_tensor(
+            torch.finfo(scores.dtype).min
+        )  # of a row with nothing allowed: numbers, for the last factor to drop
+        masked = torch.where(allowed.any(-1, keepdim=True), -math.inf, lowest)
+        return torch.softmax(torch.where(allowed, scores, masked), dim=-1) * allowed
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
