@@ -190,10 +190,8 @@ class _MaskedSoftmax(torch.autograd.Function):
 
     @staticmethod
     def forward(scores: Tensor, allowed: Tensor) -> Tensor:
-        lowest = scores.new_tensor(
-            torch.finfo(scores.dtype).min
-        )  # of a row with nothing allowed: numbers, for the last factor to drop
-        masked = torch.where(allowed.any(-1, keepdim=True), -math.inf, lowest)
+        # a row with nothing allowed gets numbers, for the last factor to drop
+        masked = torch.where(allowed.any(-1, keepdim=True), -math.inf, 0.0).to(scores.dtype)
         return torch.softmax(torch.where(allowed, scores, masked), dim=-1) * allowed
 
     @staticmethod
