@@ -76,9 +76,8 @@ dense = Dense(fast)
 quick = medians(7, folded=lambda: fast.gradients(tokens, labels), product=lambda: square[0] @ square[1])
 print(f"folded step {1e3 * quick['folded']:.0f} ms, m = {fast.machine.width}; {peak():.2f} GiB at most so far")
 speed = work(fast.machine) / quick["folded"] / (2 * 2048**3 / quick["product"])
-few = medians(
-    3, folded=lambda: fast.gradients(tokens, labels), dense=dense.step
-)  # in turns: a machine changes its pace within minutes
+# in turns: a machine changes its pace within minutes
+few = medians(3, folded=lambda: fast.gradients(tokens, labels), dense=dense.step)
 print(f"dense step {few['dense']:.1f} s; {peak():.2f} GiB at most so far")
 del dense, fast
 

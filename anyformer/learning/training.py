@@ -186,7 +186,9 @@ class Training:
         self.step, self.stopped_early = 0, False
         self.running: list[float] = []
         self.records: list[Record] = []
-        task.held_out(config.evaluation_size)  # where that is too large, now rather than after the first steps
+        task.held_out(
+            config.evaluation_size
+        )  # drawn anew at evaluations; where it is too large, that is said before the first step
         self._begin(0.0)
 
     def _begin(self, seconds: float) -> None:

@@ -35,7 +35,8 @@ class Memorisation(FiniteTask):
         require_size("Memorisation", "symbols", self.symbols, minimum=2)
         require_size("Memorisation", "places", self.places)
         require_size("Memorisation", "data_seed", self.data_seed, minimum=0)
-        if self.places > 24 or self.rows > MOST_ROWS:  # before a name is made for every token
+        # before a name is made for every token, and before a power that no memory holds
+        if self.places >= MOST_ROWS.bit_length() or self.rows > MOST_ROWS:
             raise AnyformerError(f"Memorisation: at most {MOST_ROWS} keys are possible, got {self.symbols}^{self.places}")
         super().__post_init__()
 

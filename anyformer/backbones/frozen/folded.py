@@ -47,11 +47,10 @@ class _Step(torch.autograd.Function):
         heads = patterns.shape[1]
         gradient = torch.cat(gradients, 2)
         to_patterns, to_children = torch.empty_like(patterns), torch.empty_like(children)
-        for h, (child, target) in enumerate(
-            zip(children.tensor_split(heads, 2), to_children.tensor_split(heads, 2), strict=True)
-        ):
-            torch.bmm(gradient, child.mT, out=to_patterns[:, h])
-            torch.bmm(patterns[:, h].mT, gradient, out=target)
+        each, to_each = (x.tensor_split(heads, 2) for x in (children, to_children))
+        for h in range(heads):
+            torch.bmm(gradient, each[h].mT, out=to_patterns[:, h])
+            torch.bmm(patterns[:, h].mT, gradient, out=to_each[h])
         return to_patterns, to_children, None
 
 
